@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collbench.api import SILENT, Notices, training
-from collbench.api.measuring import new_seed
 from collbench.api.training import TrainRequest
 from collbench.launch import ablation as ablations
 from collbench.launch import experiment as experiments
@@ -182,7 +181,7 @@ def _begun(
         backend=backend,
         environment=experiments.environment_of(os.environ),
         repeats=values["repeats"] or 0,
-        seed=new_seed() if values["seed"] is None else values["seed"],
+        seed=values["seed"],
         skip=values["skip"],
         step_pattern=values["step_pattern"],
         precision=values["precision"] or ablations.PRECISION,

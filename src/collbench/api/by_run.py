@@ -15,7 +15,8 @@ from pathlib import Path
 
 from collbench import untrusted
 from collbench.api import Notices
-from collbench.api.measuring import measure, named_nccl, new_seed, wrong_data_of
+from collbench.api.keywords import new_seed
+from collbench.api.measuring import measure, wrong_data_of
 from collbench.api.selecting import ChoiceRequest, Selected, SelectRequest, named
 from collbench.choose import freshness
 from collbench.choose.choice import Choice, Omitted, Origin
@@ -85,7 +86,7 @@ def _with_peers(answer: Selected, request: SelectRequest, backend: str, notices:
     if not capabilities(backend).simulated:
         notices.say("trying P2P between the only two GPUs for a few seconds")
     try:
-        examined = examine(devices, backend, request.fabric, named_nccl(request.nccl), new_seed())
+        examined = examine(devices, backend, request.fabric, request.nccl, new_seed())
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted while trying P2P: {request.undone}") from error
     except CollbenchError as error:
@@ -237,7 +238,7 @@ def measure_finalists(
         devices=",".join(run.devices[member].uuid for member in used),
         sizes=(request.size_bytes,),
         collectives=(Work(Operation.ALLREDUCE),),
-        nccl=named_nccl(request.nccl),
+        nccl=request.nccl,
         seed=new_seed(),
         command=("select", str(request.count)),
         kind=CommandKind.SELECT,
@@ -502,7 +503,7 @@ def _nccl_of_the_job(criteria: RunCriteria) -> str:
     from collbench.machine.nccl import find_nccl
     from collbench.model.operations import format_version
 
-    return format_version(find_nccl(named_nccl(criteria.request.nccl)).version)
+    return format_version(find_nccl(criteria.request.nccl).version)
 
 
 def probe(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:
@@ -544,7 +545,7 @@ def _probe_request(criteria: RunCriteria) -> Request:
         copies=(Variant.PLAIN,) if on_cores else (),
         collectives=(Work(Operation.ALLREDUCE),),
         pairs=True,
-        nccl=named_nccl(criteria.request.nccl),
+        nccl=criteria.request.nccl,
         seed=new_seed(),
         command=("pairs", *options, "--backend", criteria.backend),
         budget_seconds=None if on_cores else _PROBE_SECONDS,

@@ -114,6 +114,13 @@ def check_fabric(backend: str, fabric: str | None) -> None:
         raise UsageError("--backend sim simulates all GPUs in one process: start it without torchrun, srun or mpirun")
 
 
+def new_seed() -> int:
+    """Return a random seed that fits on a line."""
+    from random import SystemRandom  # late: most commands draw nothing
+
+    return SystemRandom().randrange(10**6)
+
+
 def run_path(command: str, backend: str, output: object, save: object) -> Path | None:
     """Return the file for a new run: `output`, else a new file that `runs` lists, or None unless `save`."""
     if output is not None:

@@ -6,7 +6,6 @@ Only worker processes start CUDA, not this process.
 from __future__ import annotations
 
 import os
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -41,11 +40,9 @@ def request_of(
     Raises UsageError.
     """
     fabric, precision, budget = values.get("fabric"), values.get("precision"), values.get("budget")
-    alike = ("devices", "sizes", "dtype", "redop", "quick", "force", "fabric", "precision")
+    alike = ("devices", "sizes", "dtype", "redop", "quick", "force", "fabric", "nccl", "precision", "seed")
     return Request(
         backend=resolved_backend(values["backend"], fabric, notices),
-        nccl=named_nccl(values.get("nccl")),
-        seed=new_seed() if values.get("seed") is None else values["seed"],
         command=tuple(command_line),
         budget_seconds=_SECONDS_FOR_PRECISION if precision and budget is None else budget,
         kind=CommandKind.of(command),
@@ -190,16 +187,6 @@ def explained(error: DataCorruption, run: Run) -> DataCorruption:
 def wrong_data_of(run: Run) -> list[str]:
     """Return a sentence for all wrong data around which a run was measured."""
     return [str(explained(DataCorruption("", left.wrong), run)) for left in run.skipped if left.wrong is not None]
-
-
-def named_nccl(path: str | None) -> str | None:
-    """Return the NCCL path that the caller names, else COLLBENCH_NCCL, else None."""
-    return path or os.environ.get("COLLBENCH_NCCL")
-
-
-def new_seed() -> int:
-    """Return a random seed that fits on a line."""
-    return random.SystemRandom().randrange(10**6)
 
 
 Workers = TypeVar("Workers")

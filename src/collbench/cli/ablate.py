@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from collbench.api import ablating
-from collbench.api.keywords import MOST_COUNT
+from collbench.api.keywords import MOST_COUNT, new_seed
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, say, show_page
 from collbench.cli.train import ScriptCommand, train, train_request
@@ -127,7 +127,11 @@ _own_options = options.apply(
         help="Do not measure both arms' all-reduce first.",
     ),
     click.option(
-        "--seed", metavar="N", type=_FROM_ZERO, help="Even or odd selects which arm runs first.  [default: random]"
+        "--seed",
+        metavar="N",
+        type=_FROM_ZERO,
+        default=new_seed,
+        help="Even or odd selects which arm runs first.  [default: random]",
     ),
     click.option(
         "-o",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from collbench.api.measuring import OpenSession, new_seed
+from collbench.api.measuring import OpenSession
 from collbench.cli import options
 from collbench.cli.measuring import SILENTLY, MeasuringCommand, measured, measuring_options
 from collbench.cli.terminal import NOTICES, echo, leave, say, show_page
@@ -118,8 +118,7 @@ def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> None:
     backend, reason = factory.resolve(values["backend"])
     if reason is not None:
         raise MachineError(f"no GPU to examine: {reason}; --backend sim simulates some")
-    seed = new_seed() if values["seed"] is None else values["seed"]
-    peer_map, causes = examine(values["devices"], backend, values["fabric"], values["nccl"], seed)
+    peer_map, causes = examine(values["devices"], backend, values["fabric"], values["nccl"], values["seed"])
     status = report.status(peer_map, causes)
     if as_json:
         echo(report.dumps(peer_map, causes, status), end="")

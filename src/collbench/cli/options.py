@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from collbench.api.keywords import MOST_COUNT, named
+from collbench.api.keywords import MOST_COUNT, named, new_seed
 from collbench.cli.terminal import NOTICES, verbose_option
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
@@ -238,6 +238,7 @@ seed = click.option(
     "--seed",
     metavar="N",
     type=int,
+    default=new_seed,
     callback=parsed(_checked_seed),
     help="Seed of the random order.  [default: random, printed]",
 )

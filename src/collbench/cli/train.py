@@ -177,7 +177,9 @@ OPTIONS = (
         "--nccl",
         metavar="PATH",
         type=options.FILE_NAME,
-        help="The job's libnccl.so.2: use only runs that timed it.  [env var: COLLBENCH_NCCL]",
+        envvar="COLLBENCH_NCCL",
+        show_envvar=True,
+        help="The job's libnccl.so.2: use only runs that timed it.",
     ),
     click.option("--dry-run", is_flag=True, help="Print the environment and the command, and start nothing."),
 )

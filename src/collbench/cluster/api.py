@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from collbench import untrusted
 from collbench.api import SILENT, Notices, keywords
-from collbench.api.measuring import explained, new_seed, request_of
+from collbench.api.measuring import explained, request_of
 from collbench.cluster.switches import read_switches
 from collbench.judge.outcome import outcome
 from collbench.machine.launchers import JOIN_VARIABLE, LaunchEnvironment, find_launch, join_seconds
@@ -96,7 +96,7 @@ class NodeSurvey:
 # A simulated cluster, by name or file.
 
 
-def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed: int | None = None) -> NodeSurvey:
+def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed: int) -> NodeSurvey:
     """Survey a simulated cluster. Raises UsageError, and RunFileError for a file that describes no cluster."""
     # Late: numpy and scipy need not be there for --help.
     from collbench.cluster.measure import survey_cluster, switches
@@ -106,7 +106,7 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
 
     if nodes_request.switches is not None:
         raise UsageError("--switches is for real nodes: the file of a simulated cluster has its switches")
-    cluster, seed = _cluster(cluster_name), new_seed() if seed is None else seed
+    cluster = _cluster(cluster_name)
     if cluster.nodes < 2:
         raise UsageError("a cluster of one node has no pair to measure")
     nodes_request.check(cluster.nodes, "")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from collbench.api import SILENT, Notices, keywords
-from collbench.api.measuring import WorkerSession, check_no_launcher, new_seed, resolved_backend
+from collbench.api.measuring import WorkerSession, check_no_launcher, resolved_backend
 from collbench.api.runs import MeasuredRun
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
@@ -72,10 +72,9 @@ def request_of(values: Mapping[str, Any], command: Sequence[str], notices: Notic
         priorities=priorities,
         ctas=values["ctas"] or (None,),
         trials=values["trials"] or trials,
-        seed=new_seed() if values["seed"] is None else values["seed"],
         command=tuple(command),
         requested_sizes=values["sizes"],
-        **{option: values[option] for option in ("operation", "devices", "fabric", "force")},
+        **{option: values[option] for option in ("operation", "devices", "fabric", "force", "seed")},
     )
 
 

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from collbench.api import SILENT, Notices, keywords
-from collbench.api.measuring import WorkerSession, check_no_launcher, new_seed, resolved_backend
+from collbench.api.measuring import WorkerSession, check_no_launcher, resolved_backend
 from collbench.api.runs import MeasuredRun
 from collbench.jobs.job import Job, checked
 from collbench.jobs.replay.results import NAME, Replay, ReplayTrial
@@ -281,10 +281,10 @@ def request_of(
         schedule=schedule,
         arms=tuple(arms),
         trials=values.get("trials") or (_CORE_TRIALS if backend_capabilities.cores else _GPU_TRIALS),
-        seed=new_seed() if values.get("seed") is None else values["seed"],
         command=tuple(command),
         devices=devices,
         fabric=values["fabric"],
+        seed=values["seed"],
         force=values.get("force", False),
     )
 
