@@ -6,11 +6,10 @@ from typing import Any
 import click
 import pytest
 
-from collbench.cli.timing import NCCL_FLAGS, with_flags
+from collbench.cli import timing
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request, default_sizes
 from collbench.model.errors import CollbenchError
-from collbench.model.units import parse_sizes
 from tests.builders import gpus
 from tests.cli.program import Program
 
@@ -24,36 +23,23 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factory, "present_devices", lambda _: tuple(listed[index] for index in (1, 2, 5, 7)))
 
 
-def parsed_options(args: str) -> dict[str, Any]:
-    """Return the options that click parses, of a command that also has --sizes and --devices."""
-    options: dict[str, Any] = {}
-
-    @click.command()
-    @click.option("--sizes")
-    @click.option("--devices")
-    def command(**values: Any) -> None:
-        options.update(values)
-
-    for option in reversed(NCCL_FLAGS):
-        command = option(command)
-    command.main(shlex.split(args), standalone_mode=False)
-    return options
+def requested(args: str, backend: str) -> Request:
+    command = timing.COMMANDS["allreduce"]
+    return command.request(
+        command.make_context("allreduce", shlex.split(f"--backend {backend} --seed 1 {args}")).params, ()
+    )
 
 
-def requested_fields(args: str, backend: str = "cuda", processes: int = 1) -> dict[str, Any]:
-    """Return the request's fields that differ from the defaults."""
-    values = parsed_options(args)
-    shared = {name: values[name] for name in ("devices", "dtype", "redop")}
-    sizes = None if values["sizes"] is None else parse_sizes(values["sizes"])
-    request = with_flags(Request(backend=backend, sizes=sizes, **shared), values, processes)
-    defaults = Request(backend=backend)
+def requested_fields(args: str, backend: str = "cuda") -> dict[str, Any]:
+    """Return the request's fields that differ from those of the command without flags."""
+    request, plain = requested(args, backend), requested("", backend)
     fields = {name: getattr(request, name) for name in Request.__dataclass_fields__}
-    return {name: value for name, value in fields.items() if value != getattr(defaults, name)}
+    return {name: value for name, value in fields.items() if value != getattr(plain, name)}
 
 
-def refused(args: str, processes: int = 1) -> str:
+def refused(args: str) -> str:
     with pytest.raises(CollbenchError) as caught:
-        requested_fields(args, processes=processes)
+        requested_fields(args)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -119,9 +105,13 @@ def test_fields(args: str, fields: dict[str, Any]) -> None:
     assert requested_fields(args) == fields
 
 
-def test_one_of_many_processes_has_one_device() -> None:
-    assert requested_fields("-g 1", processes=4) == {}
-    assert "each of the 4 processes has one device" in refused("-g 2", processes=4)
+def test_one_of_many_processes_has_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert requested_fields("-g 1") == {}
+    assert "each of the 4 processes has one device" in refused("-g 2")
 
 
 @pytest.mark.parametrize(

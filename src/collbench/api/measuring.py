@@ -9,6 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -27,6 +28,7 @@ from collbench.runfile.run_file import RunWriter
 if TYPE_CHECKING:
     from collbench.measurement.session import Ranks
 
+_FIELDS = frozenset(field.name for field in fields(Request))
 # Generous: twenty times what a sweep of four GPUs takes without it, and no one waits longer without having asked.
 _SECONDS_FOR_PRECISION = 60.0
 
@@ -34,19 +36,19 @@ _SECONDS_FOR_PRECISION = 60.0
 def request_of(
     command: str, values: Mapping[str, Any], command_line: Sequence[str], notices: Notices = SILENT
 ) -> Request:
-    """Return what options that measuring commands share ask for, by name, of a command.
+    """Return what a measuring command's options, by name, ask for: each that has the name of a Request's field is that.
 
-    Names and values are a Request's; besides these `budget` is in seconds. A notice says where "auto" takes CPU cores.
-    Raises UsageError.
+    What is None leaves the field's default. Besides these, `budget` is in seconds. A notice says where "auto" takes CPU
+    cores. Raises UsageError.
     """
-    fabric, precision, budget = values.get("fabric"), values.get("precision"), values.get("budget")
-    alike = ("devices", "sizes", "dtype", "redop", "quick", "force", "fabric", "nccl", "precision", "seed")
+    precision, budget = values.get("precision"), values.get("budget")
+    named = {name: value for name, value in values.items() if name in _FIELDS and value is not None}
+    named["backend"] = resolved_backend(values["backend"], values.get("fabric"), notices)
     return Request(
-        backend=resolved_backend(values["backend"], fabric, notices),
         command=tuple(command_line),
         budget_seconds=_SECONDS_FOR_PRECISION if precision and budget is None else budget,
         kind=CommandKind.of(command),
-        **{name: values[name] for name in alike if name in values},
+        **named,
     )
 
 

@@ -68,7 +68,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
         "quick": quick,
         "latency": latency,
         "layers": layers,
-        "collectives": layers is not None,
+        "of_inference": layers is not None,
         "nccl": nccl,
         "seed": seed,
         "registration": registration,

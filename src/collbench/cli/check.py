@@ -51,7 +51,7 @@ _COLLECTIVES = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
 _QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE),)
 
 
-def plan(request: Request, **_own: Any) -> Request:
+def plan(request: Request, **_options: Any) -> Request:
     """Return the request with the sizes and patterns of a check. With --quick everything is isolated at once."""
     sizes = request.sizes or (_SIZE_OF_CORES if capabilities(request.backend).cores else _SIZE,)
     if request.quick:

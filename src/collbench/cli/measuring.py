@@ -46,14 +46,7 @@ _stopping = (
     click.option("--quick", is_flag=True, help="Measure roughly, in a few seconds."),
 )
 
-# The options of every command that measures links or collectives, as far as it has them; others are a command's own.
-_SHARED = frozenset(
-    {
-        *("devices", "sizes", "backend", "fabric", "output", "force", "nccl", "seed"),
-        *("precision", "budget", "quick", "dtype", "redop", "as_json"),
-    }
-)
-# Adds what a command times to the request of the shared options; it gets the command's own options by name.
+# Adds what a command times to the request of its options, which it gets by name, too.
 Plan = Callable[..., Request]
 
 
@@ -66,8 +59,7 @@ class MeasuringCommand(options.CheckedCommand):
 
     def request(self, values: Mapping[str, Any], command_line: Sequence[str], notices: Notices = SILENT) -> Request:
         """Return what options, by name, ask for. Raises UsageError, RunFileError."""
-        own = {name: value for name, value in values.items() if name not in _SHARED}
-        return self.plan(request_of(self.name or "", values, command_line, notices), **own)
+        return self.plan(request_of(self.name or "", values, command_line, notices), **values)
 
 
 def measuring_options(

@@ -142,7 +142,7 @@ _EXCLUSIVE = (
 )
 # Options that mean something only beside another one: what is wrong without it.
 _NEEDS = (
-    ("layers", "collectives", "--layers is for --collectives: add it, or leave out --layers"),
+    ("layers", "of_inference", "--layers is for --collectives: add it, or leave out --layers"),
     ("gpu", "topology", "--gpu names the GPUs of a --topology FILE, as in --gpu H100"),
     ("p2p", "topology", "--p2p has the P2P states of the GPUs of a --topology FILE: name that, too"),
     (

@@ -76,6 +76,7 @@ def pairs(
     *,
     operations: tuple[Operation | None, ...],
     registration: str,
+    **_shared: Any,
 ) -> Request:
     """Measure every link and pair of GPUs, rank the pairs, and recommend devices.
 
@@ -129,7 +130,7 @@ _patterns = click.option(
 
 
 @measuring_command(_patterns, sized=options.sizes_option("512M; host: 64M"))
-def copies(request: Request, *, patterns: tuple[Variant, ...] | None) -> Request:
+def copies(request: Request, *, patterns: tuple[Variant, ...] | None, **_shared: Any) -> Request:
     """Time raw copies by copy engine (ce) and by kernel (sm), written and read, in every pattern.
 
     Patterns: one-way on each link; both-ways, two messages at once; one-to-all and all-to-one, a device and all others
@@ -159,6 +160,7 @@ _SMALLEST = 8
 _DEFAULT_LAYERS = 80
 _collectives = click.option(
     "--collectives",
+    "of_inference",
     is_flag=True,
     help="Time small all-reduces over all GPUs instead: 128 B to 1M in bfloat16, on each kind of memory.",
 )
@@ -171,7 +173,7 @@ _layers = click.option(
 
 
 @measuring_command(_collectives, _layers, sized=None)
-def latency(request: Request, *, collectives: bool, layers: int | None) -> Request:
+def latency(request: Request, *, of_inference: bool, **_shared: Any) -> Request:
     """Time three latencies: one memory access, one copy of 8 bytes, one all-reduce of 8 bytes.
 
     The access is a pointer chase: a kernel reads another GPU's memory (or the host's), and each read gives the address
@@ -188,8 +190,8 @@ def latency(request: Request, *, collectives: bool, layers: int | None) -> Reque
       collbench latency --devices 0,1 --precision 1%
       collbench latency --collectives --layers 32 --devices 0,1
     """
-    if collectives:
-        return _small_allreduces(request, layers or _DEFAULT_LAYERS)
+    if of_inference:
+        return _small_allreduces(request)
     return replace(
         request,
         sizes=(_SMALLEST,),
@@ -205,10 +207,10 @@ def latency(request: Request, *, collectives: bool, layers: int | None) -> Reque
 _SMALL, _SMALL_DTYPE, _SMALL_LAUNCHES = "128:1M", "bfloat16", 400
 
 
-def _small_allreduces(request: Request, layers: int) -> Request:
+def _small_allreduces(request: Request) -> Request:
     """Return the request for small all-reduces over all devices on each kind of memory, in graphs and one by one.
 
-    `layers` are those of the model whose token the page counts. Raises UsageError for a backend without such memory.
+    Raises UsageError for a backend without such memory.
     """
     row = capabilities(request.backend)
     if not (row.nccl or row.simulated):
@@ -220,7 +222,7 @@ def _small_allreduces(request: Request, layers: int) -> Request:
         dtype=_SMALL_DTYPE,
         collectives=works,
         latency=_SMALL_LAUNCHES,
-        layers=layers,
+        layers=request.layers or _DEFAULT_LAYERS,
     )
 
 
@@ -230,23 +232,6 @@ def _small_allreduces(request: Request, layers: int) -> Request:
 _STEP = 2**20
 # Above this an additive range is a forgotten -f: -b 8 -e 1G would be 1024 sizes, most of them alike.
 _MOST_SIZES = 256
-
-
-def with_flags(request: Request, flags: Mapping[str, Any], processes: int = 1) -> Request:
-    """Return the request with the values of nccl-tests' flags, by their long names there, in so many processes.
-
-    A value of None was not typed. Raises UsageError if two options contradict each other.
-    """
-    return replace(
-        request,
-        root=flags["root"],
-        sizes=_sizes(request, *(flags[name] for name in ("minbytes", "maxbytes", "stepfactor"))),
-        devices=_devices(request, processes, flags["ngpus"]),
-        iterations=flags["iters"],
-        warmup=flags["warmup_iters"],
-        verify=flags["check"] is None or flags["check"] > 0,
-        graph=flags["cudagraph"] or 0,
-    )
 
 
 def _sizes(
@@ -278,14 +263,15 @@ def _sizes(
     return tuple(sizes)
 
 
-def _devices(request: Request, processes: int, count: int | None) -> str | None:
+def _devices(request: Request, count: int | None) -> str | None:
     """Return the first -g devices as --devices writes them; without it, the value of --devices."""
     if count is None:
         return request.devices
-    if processes > 1:
+    launch = find_launch(os.environ)
+    if launch is not None and launch.world_size > 1:
         if count > 1:
             raise UsageError(
-                f"-g {count}: each of the {processes} processes has one device; start more processes instead"
+                f"-g {count}: each of the {launch.world_size} processes has one device; start more processes instead"
             )
         return None
     if count < 2:
@@ -302,7 +288,7 @@ _BYTES, _COUNT = "BYTES", options.COUNT
 # -o is the only letter of nccl-tests that means something else in collbench.
 _REDUCTION, _REDUCTIONS = "--op", (*REDOPS, "all", "mulsum")
 _size = options.parsed(parse_size)
-NCCL_FLAGS = (
+_NCCL_FLAGS = (
     click.option("-b", "--minbytes", metavar=_BYTES, callback=_size, help="Smallest size.  [default: 8]"),
     click.option(
         "-e",
@@ -319,11 +305,17 @@ NCCL_FLAGS = (
         help="Multiply each size by this; 1: add 1M.  [default: 1 with both -b and -e, as nccl-tests, else 2]",
     ),
     click.option(
-        "-n", "--iters", metavar="N", type=_COUNT, help="Calls in a batch, and in the launch loop.  [default: 20]"
+        "-n",
+        "--iters",
+        "iterations",
+        metavar="N",
+        type=_COUNT,
+        help="Calls in a batch, and in the launch loop.  [default: 20]",
     ),
     click.option(
         "-w",
         "--warmup_iters",
+        "warmup",
         metavar="N",
         type=click.IntRange(0, MOST_COUNT),
         help="Untimed batches before a data point.",
@@ -349,10 +341,19 @@ NCCL_FLAGS = (
         show_default=True,
         help="Rank of the root.",
     ),
-    click.option("-c", "--check", metavar="0|1", type=click.IntRange(min=0), help="Verify the data.  [default: 1]"),
+    click.option(
+        "-c",
+        "--check",
+        "verify",
+        metavar="0|1",
+        type=click.IntRange(min=0),
+        callback=options.parsed(bool),
+        help="Verify the data.  [default: 1]",
+    ),
     click.option(
         "-G",
         "--cudagraph",
+        "graph",
         metavar="N",
         type=click.IntRange(min=0),
         help="With 1 or more, --format nccl-tests shows the graph replay's time, not the launch loop's.",
@@ -502,7 +503,7 @@ def _command(operation: Operation) -> MeasuringCommand:
         *((_skew,) if row.irregular else ()),
         *ours,
         options.layout,
-        *NCCL_FLAGS,
+        *_NCCL_FLAGS,
         name=operation.value,
         text=text,
         cls=CollectiveCommand,
@@ -510,17 +511,16 @@ def _command(operation: Operation) -> MeasuringCommand:
     def command(  # noqa: PLR0913 - options
         request: Request,
         *,
-        pairs: bool,
-        split: int,
         in_place: bool,
-        latency: int | None,
         registration: str,
         layout: str,
+        minbytes: int | None,
+        maxbytes: int | None,
+        stepfactor: int | None,
+        ngpus: int | None,
         skew: Skew | None = None,
-        **flags: Any,
+        **_shared: Any,
     ) -> Request:
-        launch = find_launch(os.environ)
-        request = with_flags(request, flags, launch.world_size if launch else 1)
         # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
         works, inside = [Work(operation)], Work(operation, Variant.IN_PLACE)
         possible = not capabilities(request.backend).cores or inside.verifiable
@@ -528,11 +528,10 @@ def _command(operation: Operation) -> MeasuringCommand:
             works.append(inside)
         request = replace(
             request,
+            sizes=_sizes(request, minbytes, maxbytes, stepfactor),
+            devices=_devices(request, ngpus),
             collectives=tuple(works),
             launches=True,
-            pairs=pairs,
-            split=split,
-            latency=latency or 0,
         )
         return _with_memory(request, registration, skew)
 
