@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from collbench.api import SILENT
 from collbench.machine.launchers import find_launch
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError, did_you_mean
@@ -119,12 +118,3 @@ def new_seed() -> int:
     from random import SystemRandom  # late: most commands draw nothing
 
     return SystemRandom().randrange(10**6)
-
-
-def run_path(command: str, backend: str, output: object, save: object) -> Path | None:
-    """Return the file for a new run: `output`, else a new file that `runs` lists, or None unless `save`."""
-    if output is not None:
-        return path(output)
-    from collbench.runfile import saved_runs
-
-    return saved_runs.new_run(command, backend, SILENT.say) if flag("save", save) else None

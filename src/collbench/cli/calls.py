@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from collbench.api import SILENT, keywords, measuring, selecting
+from collbench.api import SILENT, keywords, selecting
+from collbench.api.measuring import OpenSession, RequestSession
 from collbench.api.runs import MeasuredRun
 from collbench.cli.measuring import MeasuringCommand
 from collbench.cli.program import cli
@@ -16,6 +19,7 @@ from collbench.cli.select import select_request
 from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES
+from collbench.runfile import saved_runs
 
 if TYPE_CHECKING:
     from collbench.api.training import Launch
@@ -54,45 +58,46 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     GPUs; this process does not start CUDA. The run is saved as `output`, or as a new file that `runs` lists, unless
     `save` is False. Raises Error; partial failures are in the run (docs/run-file.md).
     """
+    given = dict(locals())
     keywords.check_only_process("measure")
     command = keywords.named("command", command, _COMMANDS)
-    given = {
-        "devices": devices,
-        "sizes": sizes,
-        "backend": backend,
-        "fabric": fabric,
-        "dtype": dtype,
-        "redop": redop,
-        "precision": precision,
-        "budget": None if budget is None else f"{keywords.word('budget', budget)}s",
-        "quick": quick,
-        "latency": latency,
-        "layers": layers,
-        "of_inference": layers is not None,
-        "nccl": nccl,
-        "seed": seed,
-        "registration": registration,
-        "skew": skew,
-    }
-    context, words = called(command, given)
+    given["collectives"] = layers is not None
+    context, words = called(command, given, besides=("command", "output", "save"))
     request = cast("MeasuringCommand", context.command).request(context.params, words)
-    path = keywords.run_path(command, request.backend, output, save)
-    done = measuring.measure(request, path, SILENT, f"measuring {command}")
-    return MeasuredRun.of(done.saved_run())
+    open_session = partial(RequestSession, request, notices=SILENT, title=f"measuring {command}")
+    return measured_run(command, request.backend, open_session, output, save=save)
 
 
-def called(name: str, given: Mapping[str, object], arguments: Sequence[str] = ()) -> tuple[click.Context, list[str]]:
-    """Return a command's options, read as it reads them, and its words; options of None are left out.
+def measured_run(
+    command: str, backend: str, open_session: Callable[[Path | None], OpenSession], output: object, *, save: object
+) -> MeasuredRun:
+    """Measure a session to its end, and return its run: saved as `output`, else in a new file unless not `save`."""
+    path = None if output is None else keywords.path(output)
+    if path is None and keywords.flag("save", save):
+        path = saved_runs.new_run(command, backend, SILENT.say)
+    return MeasuredRun.of(open_session(path).finish().saved_run())
 
-    Raises UsageError for an option that the command does not have, or a value that it does not take.
+
+def called(
+    name: str, given: Mapping[str, object], arguments: Sequence[str] = (), *, besides: Collection[str] = ()
+) -> tuple[click.Context, list[str]]:
+    """Return a command's options, read as it reads them, and its words.
+
+    `given` are a call's keywords, which are long options or their parameters' names, but for those `besides`; None
+    leaves an option out. Raises UsageError for one that the command does not have, or a value that it does not take.
     """
-    params = {param.name: param for param in _command(name).params}
+    params: dict[str, click.Option] = {}
+    for param in _command(name).params:
+        if isinstance(param, click.Option):
+            params |= {word.removeprefix("--").replace("-", "_"): param for word in (param.name or "", *param.opts)}
     words = []
-    for option, value in given.items():
-        if option in params:
-            words += _words(cast("click.Option", params[option]), option, value)
+    for keyword, value in given.items():
+        if keyword in besides:
+            continue
+        if keyword in params:
+            words += _words(params[keyword], keyword, value)
         elif value is not None and value is not False:
-            raise UsageError(f"{name} takes no {option}: leave it out")
+            raise UsageError(f"{name} takes no {keyword}: leave it out")
     words += ["--", *arguments] if arguments else []
     return context_of(name, words), [name, *words]
 
@@ -105,7 +110,8 @@ def _words(option: click.Option, name: str, value: object) -> list[str]:
         return (option.opts if keywords.flag(name, value) else option.secondary_opts)[:1]
     file = isinstance(option.type, click.Path)
     long = next(word for word in option.opts if word.startswith("--"))
-    return [long, str(keywords.path(value)) if file else keywords.word(name, value)]
+    unit = "s" if option.metavar == "TIME" else ""
+    return [long, str(keywords.path(value)) if file else f"{keywords.word(name, value)}{unit}"]
 
 
 def context_of(name: str, words: Sequence[str]) -> click.Context:
@@ -141,18 +147,10 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     it chooses among the GPUs of the simulated machine `fabric`, with "host" among CPU cores; both leave the environment
     as it is. Raises Error; the environment is then unchanged, too.
     """
+    given = dict(locals()) | {"exclude": keywords.several(exclude) or None}
     keywords.check_only_process("select")
-    words = [keywords.word("k", k), *([] if run is None else [str(keywords.path(run))])]
-    given = {
-        "exclude": keywords.several(exclude) or None,
-        "allow_busy": allow_busy,
-        "verify": verify,
-        "size_bytes": size,
-        "fresh": fresh,
-        "backend": backend,
-        "fabric": fabric,
-    }
-    context, _ = called("select", given, words)
+    arguments = [keywords.word("k", k), *([] if run is None else [str(keywords.path(run))])]
+    context, _ = called("select", given, arguments, besides=("k", "run"))
     row = BACKENDS.get(context.params["backend"])  # None for "auto", which takes only GPUs
     if row is None or row.nvml:
         selecting.check_cuda_is_down()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collbench import untrusted
-from collbench.api import SILENT, Notices, keywords
+from collbench.api import SILENT, Notices
 from collbench.api.measuring import explained, request_of
 from collbench.cluster.switches import read_switches
 from collbench.judge.outcome import outcome
@@ -344,20 +344,8 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     cluster: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `switches` is a file that lists the
     switches of each node, or "slurm". The run is saved as `output`, or as a new file. Raises Error.
     """
+    given = dict(locals())
     from collbench.cli.calls import called  # late: the command needs no other command
-
-    given = {
-        "count": select,
-        "backend": backend,
-        "fabric_cluster": fabric_cluster,
-        "size_bytes": size,
-        "budget": f"{keywords.word('budget', budget)}s",
-        "one_way": one_way,
-        "switches": switches,
-        "nccl": nccl,
-        "seed": seed,
-        "output": output,
-    }
 
     def serve(launch: LaunchEnvironment, request: Request) -> None:
         from collbench.ranks.factory import join  # late: a tenth of a second

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collbench.api import SILENT, Notices, keywords
 from collbench.api.measuring import WorkerSession, check_no_launcher, resolved_backend
-from collbench.api.runs import MeasuredRun
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
@@ -18,6 +18,9 @@ from collbench.overlaps import measure as bench
 from collbench.overlaps.measure import OverlapRequest
 from collbench.overlaps.protocol import OPERATIONS, OverlapBackend, OverlapOpened
 from collbench.overlaps.results import Compute, ComputeKind, Priority, parse_compute
+
+if TYPE_CHECKING:
+    from collbench.api.runs import MeasuredRun
 
 PRIORITIES = {"normal": (Priority.NORMAL,), "high": (Priority.HIGH,), "both": (Priority.NORMAL, Priority.HIGH)}
 # From where links rather than launches take the time, to the largest buckets of a large model.
@@ -130,21 +133,11 @@ def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
     processes use the GPUs and torch; this process does not start CUDA. The run is saved as `output`, or as a new file
     that `runs` lists, unless `save` is False. Raises Error; partial failures are in the run (docs/run-file.md).
     """
-    from collbench.cli.calls import called  # late: the command needs no other command
+    given = dict(locals())
+    from collbench.cli.calls import called, measured_run  # late: the command needs no other command
 
     keywords.check_only_process("overlap")
-    given = {
-        "devices": devices,
-        "sizes": sizes,
-        "computes": compute,
-        "priority": priority,
-        "ctas": ctas,
-        "trials": trials,
-        "backend": backend,
-        "fabric": fabric,
-        "seed": seed,
-    }
-    context, words = called("overlap", given, [keywords.word("operation", operation)])
+    arguments = [keywords.word("operation", operation)]
+    context, words = called("overlap", given, arguments, besides=("operation", "output", "save"))
     request = request_of(context.params, words)
-    done = Overlapping(request, keywords.run_path("overlap", request.backend, output, save)).finish()
-    return MeasuredRun.of(done.saved_run())
+    return measured_run("overlap", request.backend, partial(Overlapping, request), output, save=save)

@@ -8,13 +8,13 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from collbench.api import SILENT, Notices, keywords
 from collbench.api.measuring import WorkerSession, check_no_launcher, resolved_backend
-from collbench.api.runs import MeasuredRun
 from collbench.jobs.job import Job, checked
 from collbench.jobs.replay.results import NAME, Replay, ReplayTrial
 from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, operation_of, schedule_of
@@ -26,6 +26,9 @@ from collbench.model.errors import BackendError, DataCorruption, MachineError, U
 from collbench.model.operations import Work
 from collbench.model.run import CommandKind, Device, Run
 from collbench.model.units import amount
+
+if TYPE_CHECKING:
+    from collbench.api.runs import MeasuredRun
 
 # Steps of a load: one that is long says enough, and a thousand short ones no more than twenty.
 _MOST_STEPS = 20
@@ -360,19 +363,11 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     The keywords are its options. Worker processes use the GPUs and torch; this process does not
     start CUDA. The run is saved as `output`, or as a new file that `runs` lists, unless `save` is False. Raises Error.
     """
-    from collbench.cli.calls import called  # late: the command needs no other command
+    given = dict(locals())
+    from collbench.cli.calls import called, measured_run  # late: the command needs no other command
 
     keywords.check_only_process("replay")
     checked(job)
-    given = {
-        "devices": devices,
-        "without": without,
-        "trials": trials,
-        "backend": backend,
-        "fabric": fabric,
-        "seed": seed,
-    }
-    context, words = called("replay", given, ["job"])
+    context, words = called("replay", given, ["job"], besides=("job", "output", "save"))
     request = request_of(job, "job", context.params, words)
-    done = Replaying(request, keywords.run_path("replay", request.backend, output, save)).finish()
-    return MeasuredRun.of(done.saved_run())
+    return measured_run("replay", request.backend, partial(Replaying, request), output, save=save)
