@@ -395,7 +395,8 @@ def test_predict_is_the_command(state: Path, tmp_path: Path) -> None:
     predicted = collbench.predict(run, params="124M", strategy="fsdp", gpus=[2])
     args = ("--params", "124M", "--strategy", "fsdp", "--gpus", "2", "--json")
     reported = printed("predict", str(tmp_path / "run.json"), *args)
-    assert {**json.loads(json.dumps(prediction.training_json(predicted))), "contention": []} == reported
+    fields = json.loads(json.dumps(prediction.training_json(predicted)))
+    assert {**fields, "interrupted": [], "contention": []} == reported
     assert collbench.predict([run], params=124_000_000).cases == collbench.predict(run, params="124M").cases
 
 

@@ -22,6 +22,7 @@ from collbench.judge import references
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
 from collbench.model.run import Health, Run
+from collbench.model.units import format_size
 from collbench.runfile import run_file
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, pair_run, shared
@@ -458,6 +459,22 @@ def test_a_run_without_a_pair_that_failed_says_so(program: Program, count: str, 
     said = program("select", count, "run.json", "--any-machine")
     assert said.status == 4
     assert says in said.err
+
+
+def test_a_choice_by_an_interrupted_run_first_says_how_many_pairs_it_has(program: Program) -> None:
+    """The fastest pair may be one of those that are missing. All have small messages, by which nothing is ranked."""
+    run = pair_run(4, lambda a, b: 100.0 + a + b)
+    small = [replace(one, point=replace(one.point, size_bytes=8)) for one in run.measurements]
+    partly = replace(run, measurements=[*small, *run.measurements[:4]], complete=False)
+    run_file.save(partly, Path("part.json"))
+    size = format_size(run.measurements[0].point.size_bytes)
+    how_much = f"4 of 6 pairs were measured by allreduce at {size}"
+    said = program("select", "2", "part.json", "--any-machine")
+    assert said.out.splitlines()[0] == f"INTERRUPTED: {how_much}: another set may be better"
+    said = program("select", "2", "part.json", "--any-machine", "--json")
+    assert json.loads(said.out)["origin"]["interrupted"] == how_much
+    run_file.save(run, Path("whole.json"))
+    assert "INTERRUPTED" not in program("select", "2", "whole.json", "--any-machine").out
 
 
 def test_an_empty_name_is_no_file(program: Program) -> None:

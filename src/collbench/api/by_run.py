@@ -146,8 +146,14 @@ def _origin(run: Run, backend: str, source: str) -> Origin:
     from collbench.choose.select import evidence  # late: numpy
 
     ranking = evidence(run)
-    by = (ranking.work.operation, ranking.size_bytes) if ranking else (None, None)
-    return Origin(backend, source, run.machine.hostname, run.machine.fabric, operation=by[0], measured_bytes=by[1])
+    origin = Origin(backend, source, run.machine.hostname, run.machine.fabric)
+    if ranking is None:
+        return origin
+    partly = ""
+    if not run.complete:
+        by = f"{ranking.work} at {format_size(ranking.size_bytes)}"
+        partly = f"{len(ranking.standings)} of {ranking.sets} pairs were measured by {by}"
+    return replace(origin, operation=ranking.work.operation, measured_bytes=ranking.size_bytes, interrupted=partly)
 
 
 def _with_failures(run: Run, error: FinalistsFailed) -> Run:

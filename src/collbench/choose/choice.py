@@ -181,7 +181,8 @@ class Origin:
 
     `fabric` names the simulated machine of a sim run, "" otherwise. `verification` are the files of the runs that
     measured the finalists at `size_bytes`, with commas; "" and None if none did. `operation` at `measured_bytes` is
-    what the run's pairs are ranked by, and so what is predicted; None for all-reduces of labels' rates.
+    what the run's pairs are ranked by, and so what is predicted; None for all-reduces of labels' rates. `interrupted`
+    says how much an interrupted run has, "" for a whole one.
     """
 
     backend: str
@@ -192,6 +193,7 @@ class Origin:
     size_bytes: int | None = None
     operation: Operation | None = None
     measured_bytes: int | None = None
+    interrupted: str = ""
 
     @property
     def simulated(self) -> bool:

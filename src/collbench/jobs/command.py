@@ -304,17 +304,20 @@ def predict(
         blocks, fields = _of_a_network(runs, Step(parse_parameters(params or ""), **step_options), gpus)
     from rich.text import Text
 
-    from collbench.jobs.predict.page import contended
+    from collbench.jobs.predict.page import contended, partly
     from collbench.judge.outcome import outcome
     from collbench.report.text.frame import ALARM, alarm
 
-    lines = [line for name, run in (*runs, *used) for line in contended(name, run)]
+    named = dict((*runs, *used)).items()
+    partial = [line for name, run in named for line in partly(name, run)]
+    lines = [line for name, run in named for line in contended(name, run)]
     if as_json:
-        echo(json.dumps({**fields, "contention": lines}, indent=1, ensure_ascii=False, allow_nan=False))
+        fields |= {"interrupted": partial, "contention": lines}
+        echo(json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False))
     else:
         source = [Text(f"From the newest saved run, {one_line(str(path))}:\n") for path in taken]
         alarms = [block for _, run in runs for block in alarm(run)]
-        show_page([*source, *alarms, *(Text(line, style=ALARM) for line in lines), *blocks])
+        show_page([*source, *alarms, *(Text(line, style=ALARM) for line in (*partial, *lines)), *blocks])
     leave(max(outcome(run).status for _, run in runs))
 
 

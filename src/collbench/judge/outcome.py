@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import comb
 from typing import Any
 
 from collbench.model.errors import ExitStatus, Failure
@@ -179,6 +180,14 @@ def timed_points(run: Run) -> tuple[int, int]:
         *(bool(result.trials) for result in run.results),
     ]
     return len(timed), sum(timed)
+
+
+def timed_pairs(run: Run) -> tuple[int, int]:
+    """Return how many pairs of devices there are, and how many of them have a trial of their own."""
+    timed = {
+        tuple(sorted(one.point.members)) for one in run.measurements if one.samples and len(one.point.members) == 2
+    }
+    return comb(len(run.devices), 2), len(timed)
 
 
 def corruptions(run: Run) -> Iterator[tuple[Work | None, Members, Skipped | Measurement]]:

@@ -122,6 +122,22 @@ def test_a_run_with_a_failure_says_so_and_fails(program: Program, saved: Path) -
     assert found.out.startswith("FAILED")
 
 
+def test_an_interrupted_run_says_first_what_it_has(program: Program, saved: Path) -> None:
+    """It lacks the slow pairs but one, by which nobody can say how slow the machine's worst pair is."""
+    left = [one for one in NVLINK_PAIRS.measurements if one.point.members in ((0, 1), (1, 2), (2, 3))]
+    run_file.save(replace(NVLINK_PAIRS, measurements=left, complete=False), saved / "part.json")
+    begins = f"INTERRUPTED: 3 of 6 pairs, {len(left)} data points measured in part.json: sets that it lacks may be"
+    for command in (("part.json", "--params", "1B"), ("job.json", "run.json", "--recorded-links", "part.json")):
+        assert " ".join(program("predict", *command).out.split()).startswith(begins)
+        (line,) = json.loads(program("predict", *command, "--json").out)["interrupted"]
+        assert line.startswith(begins)
+    of_sets = "On 2 GPUs the worst of the 3 measured sets (of 6) lengthens"
+    assert of_sets in " ".join(program("predict", "part.json", "--params", "1B").out.split())
+    whole = program("predict", "run.json", "--params", "1B").out
+    assert "INTERRUPTED" not in whole
+    assert "On 2 GPUs the worst set lengthens" in whole
+
+
 def test_a_run_whose_links_others_used_says_so_first(program: Program, saved: Path) -> None:
     busy = replace(NVLINK_PAIRS, health_before=tuple(Health(processes=int(gpu == 1)) for gpu in range(4)))
     run_file.save(busy, saved / "busy.json")

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import comb
 from typing import TYPE_CHECKING
 
 from collbench.api import keywords
@@ -88,7 +89,7 @@ class Step:
 class Case:
     """A step on the fastest and the slowest measured set of k devices; seconds of its messages one after the other.
 
-    `worst` is None where only one set was measured.
+    `worst` is None where only one set was measured. Of `sets` of so many devices, `measured` were.
     """
 
     gpus: int
@@ -96,6 +97,8 @@ class Case:
     best_seconds: float
     worst: Members | None = None
     worst_seconds: float | None = None
+    measured: int = 1
+    sets: int = 1
 
     @property
     def longer(self) -> Span | None:
@@ -157,7 +160,7 @@ def predict_step(links: Links, step: Step, gpus: tuple[int, ...] | None = None) 
             if gpus is not None:
                 raise
             continue
-        cases.append(Case(k, fastest, best, slowest, worst))
+        cases.append(Case(k, fastest, best, slowest, worst, 1 + len(others), comb(len(links.run.devices), k)))
         assumed |= dict.fromkeys((*of_best, *of_worst))
     if not cases:
         raise refused[counts[0]]

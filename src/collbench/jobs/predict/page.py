@@ -15,7 +15,7 @@ from collbench.jobs.predict.recorded import PlacedJob, PredictedJob
 from collbench.judge.diagnose import Kind, judge
 from collbench.model.run import Run, tags
 from collbench.model.units import amount, counted, fixed
-from collbench.report.text.frame import ALARM, origin, sim
+from collbench.report.text.frame import ALARM, interrupted, origin, sim
 from collbench.report.text.layout import Block, Lines, both, more, prose, table
 
 _FEW = 12  # rows, assumptions
@@ -65,7 +65,10 @@ def _sentences(prediction: Prediction, mark: str) -> Iterator[str]:
             yield f"On {case.gpus} GPUs {took}; one set was measured."
         else:
             least, expected, most = map(_ms, case.longer)
-            yield f"On {case.gpus} GPUs the worst set lengthens a step by {expected} ms ({least} to {most}){mark}."
+            worst = "the worst set"
+            if case.measured < case.sets:
+                worst = f"the worst of the {case.measured} measured sets (of {case.sets})"
+            yield f"On {case.gpus} GPUs {worst} lengthens a step by {expected} ms ({least} to {most}){mark}."
 
 
 _NOTHING = "0.00"
@@ -83,6 +86,12 @@ def contended(name: str, run: Run) -> Iterator[str]:
         if verdict.kind is Kind.CONTENTION:
             found = ": ".join(filter(None, (verdict.place, verdict.text)))
             yield f"{verdict.kind} in {name}: {found}; {verdict.cause.text}"
+
+
+def partly(name: str, run: Run) -> Iterator[str]:
+    """Yield that a run was interrupted, how much it has, and what that means for a prediction."""
+    if not run.complete:
+        yield f"{interrupted(run)} in {name}: sets that it lacks may be faster or slower"
 
 
 def training_json(prediction: Prediction) -> dict[str, Any]:
@@ -115,6 +124,8 @@ def training_json(prediction: Prediction) -> dict[str, Any]:
                 "worst": names(case.worst),
                 "worst_seconds": case.worst_seconds,
                 "longer_seconds": case.longer,
+                "measured": case.measured,
+                "sets": case.sets,
             }
             for case in prediction.cases
         ],

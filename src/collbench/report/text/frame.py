@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from collbench.judge import physics
-from collbench.judge.outcome import TroubleKind, outcome, without_idle
+from collbench.judge.outcome import TroubleKind, outcome, timed_pairs, timed_points, without_idle
 from collbench.judge.physics import NVLS_VARIABLE, Nvls
 from collbench.machine import variables
 from collbench.machine.health import GOOD_C, TEMPERATURE_RULE, holds_back
@@ -418,6 +418,14 @@ def alarm(run: Run) -> Iterator[Text]:
     """Yield the headline as a page's first block; nothing if nothing failed."""
     if failed := headline(run):
         yield Lines(failed, style=ALARM)
+
+
+def interrupted(run: Run) -> str:
+    """Return how much of an interrupted run was measured: "INTERRUPTED: 9 of 28 pairs, 90 data points measured"."""
+    _, points = timed_points(run)
+    pairs, timed = timed_pairs(run)
+    of_pairs = f"{timed} of {pairs} pairs, " if 0 < timed < pairs else ""
+    return f"INTERRUPTED: {of_pairs}{amount(points, 'data point')} measured"
 
 
 def not_judged(why: str) -> Text:

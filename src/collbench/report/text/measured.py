@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from collbench.judge.outcome import timed_points
 from collbench.model.run import CommandKind, Run
-from collbench.model.units import amount
 from collbench.report import sections
-from collbench.report.text.frame import ALARM, alarm, headline
+from collbench.report.text.frame import ALARM, alarm, headline, interrupted
 from collbench.report.text.layout import Lines, Page
 
 
@@ -16,8 +14,7 @@ def page(run: Run, name: str = "RUN.JSON") -> Page:
     """Yield the page's blocks, top to bottom; `name` is the run's in a command line."""
     yield from alarm(run)
     if not run.complete and not headline(run):
-        _, timed = timed_points(run)
-        yield Lines(f"INTERRUPTED: {amount(timed, 'data point')} measured", style=ALARM)
+        yield Lines(interrupted(run), style=ALARM)
     if run.settings.kind.of_links and run.settings.kind is not CommandKind.NODES:  # which has verdicts of its own
         from collbench.report.text.verdicts import contradicted  # late: the judge
 

@@ -25,6 +25,8 @@ def explanation(selection: Selection, width: int | None = None, *, verbose: bool
     if origin.simulated:
         where = f" of the simulated machine {origin.fabric} (sim)"
     lines = [f"FAILED: the set includes {'; '.join(selection.failed)}{_sim(selection)}"] if selection.failed else []
+    if origin.interrupted:
+        lines.append(f"INTERRUPTED: {origin.interrupted}: another set may be better{_sim(selection)}")
     lines.append(", ".join(device.tag for device in selection.devices) + where)
     if selection.contradiction:
         lines.append(f"check     {selection.contradiction}")
