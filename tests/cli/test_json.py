@@ -72,6 +72,19 @@ def test_all_of_stdout_is_json_that_says_what_it_is(saved: Program, name: str, a
     assert answer["format_version"] >= 1
 
 
+# What has no figures of a backend: published ones, several runs, this machine's setup, and a job's own record.
+WITHOUT_BACKEND = {"collbench-references", "collbench-runs", "collbench-doctor", "collbench-job-report"}
+
+
+def test_a_script_tells_simulated_figures_by_the_same_key_everywhere(saved: Program) -> None:
+    for name in ("run.json", "other.json"):
+        assert saved("pairs", *SIM, "--quick", "--seed", "1", "-o", name, "--force").status == 0
+    for name, args in PRINTED:
+        if name not in WITHOUT_BACKEND and "-o" not in args:
+            printed = saved(*args, *(() if "--format" in args else ("--json",)))
+            assert json.loads(printed.out).get("backend") == "sim", args
+
+
 def test_every_command_that_prints_json_is_tried() -> None:
     context = click.Context(cli)
     commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}

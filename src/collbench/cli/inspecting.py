@@ -60,8 +60,8 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
     if as_json:
         from collbench.runfile.codec import document, plain
 
-        head = {"backend": topology_shown.backend, "fabric": topology_shown.fabric}
-        echo(document("topology", {**head, "devices": plain(topology_shown.devices), "paths": plain(paths)}), end="")
+        body = {"fabric": topology_shown.fabric, "devices": plain(topology_shown.devices), "paths": plain(paths)}
+        echo(document("topology", body, topology_shown.backend), end="")
         return
     if topology_shown.fabric:
         echo(f"the simulated machine {topology_shown.fabric} (sim)")

@@ -152,7 +152,7 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_
             raise NotTrusted(f"{run_file} has nothing to rank: {headline(run)}", outcome(run).status)
         raise UsageError(f"{run_file} has nothing to rank{of}{at}: {_present(run)}")
     if as_json:
-        echo(document("ranking", ranking.as_json(run, works)), end="")
+        echo(document("ranking", ranking.as_json(run, works), run.backend), end="")
     else:
         show_page(ranking.page(run, works, shlex.quote(str(run_file))))
     leave(max(outcome(run).status, ExitStatus.DONE if is_judged(works) else ExitStatus.FAILED))

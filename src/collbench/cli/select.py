@@ -184,7 +184,7 @@ def _print(answer: Selection, layout: str) -> None:
     if layout == _JSON:
         from collbench.runfile.codec import document, plain
 
-        line = document("selection", plain(answer)).rstrip()
+        line = document("selection", plain(answer), answer.origin.backend).rstrip()
     else:
         line = device_line(layout, answer.devices)
     echo(explanation(answer, verbose=is_verbose()), err=True)

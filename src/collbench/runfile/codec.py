@@ -33,9 +33,12 @@ def picked(thing: object, *names: str) -> dict[str, Any]:
     return {name: plain(getattr(thing, name)) for name in names}
 
 
-def document(name: str, body: Mapping[str, Any]) -> str:
-    """Return what a command prints with --json: text that ends in a line break, its first keys format and version."""
-    head = {"format": f"collbench-{name}", "format_version": 1}
+def document(name: str, body: Mapping[str, Any], backend: str = "") -> str:
+    """Return what a command prints with --json: text that ends in a line break, its first keys format and version.
+
+    `backend` is the next one: by it a script tells simulated figures. "" for what has no figures of one backend.
+    """
+    head = {"format": f"collbench-{name}", "format_version": 1} | ({"backend": backend} if backend else {})
     return json.dumps({**head, **body}, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 

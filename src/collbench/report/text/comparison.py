@@ -46,7 +46,7 @@ def as_json(comparison: Comparison) -> str:
         "only_base": plain(comparison.only_base),
         "only_new": plain(comparison.only_new),
     }
-    return document("comparison", body)
+    return document("comparison", body, comparison.base.backend)
 
 
 def run_origin(run: Run) -> Json:

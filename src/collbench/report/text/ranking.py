@@ -263,7 +263,6 @@ def as_json(run: Run, ranked_works: Sequence[RankedWork]) -> dict[str, Any]:
         for ranked in ranked_works
     ]
     return {
-        "backend": run.backend,
         "fabric": run.machine.fabric,
         "hostname": run.machine.hostname,
         "started": run.started,

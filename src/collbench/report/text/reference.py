@@ -212,7 +212,8 @@ def dumps(answers: Answers, status: int) -> str:
     """Return the results of the reference figures for a run as JSON text; members are positions of the run."""
     from collbench.report.text.comparison import run_origin  # late: pages of pairs need a line of this
 
-    return document("reference", {"exit_status": status, "run": run_origin(answers.run)} | as_json(answers))
+    body = {"exit_status": status, "run": run_origin(answers.run)} | as_json(answers)
+    return document("reference", body, answers.run.backend)
 
 
 def as_json(answers: Answers) -> Json:
