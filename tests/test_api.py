@@ -520,7 +520,7 @@ def asked_for(call: str) -> tuple[dict[str, Any], str]:
             {"trials": 1, **ON_TITAN},
             "operation devices sizes compute priority ctas trials fabric seed output",
         ),
-        "import_job": ({"traces": ["none"], "output": "job.json"}, "traces output force"),
+        "import_job": ({"traces": ["none"], "output": "job.json"}, "traces output force devices"),
         "replay": ({"job": None}, "job"),
         "topo": ({"backend": "sim"}, "file fabric"),
         "train_command": ({}, "words"),

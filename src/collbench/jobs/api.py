@@ -226,13 +226,15 @@ def import_job(
     output: str | os.PathLike[str],
     *,
     calls_per_step: int | None = None,
+    devices: Iterable[int] | None = None,
     force: bool = False,
     notices: Notices = SILENT,
 ) -> Job:
     """Save the traces that another tool wrote, one per rank, as one job, and return it (docs/import.md). Raises Error.
 
-    The format of each file is detected, and it may be gzipped. With `calls_per_step` a recorded job is a trace, too: it
-    is saved with steps of so many calls.
+    The format of each file is detected, and it may be gzipped. `devices` are the indices of the ranks' devices, in rank
+    order. With them or with `calls_per_step` a recorded job is a trace, too: it is saved with these devices, or with
+    steps of so many calls.
     """
     from collbench.jobs import steps  # late: numpy
     from collbench.jobs.traces import folding, formats
@@ -244,13 +246,15 @@ def import_job(
     if not files:
         raise UsageError("no trace to import: name one file for each rank")
     length = None if calls_per_step is None else keywords.whole("calls_per_step", calls_per_step, least=1)
+    indices = None if devices is None else tuple(keywords.whole("devices", one) for one in keywords.several(devices))
     atomic_write.check(path, _DOING, "--output", force=keywords.flag("force", force))
-    if length is not None and len(files) == 1 and format_of(files[0]) == JOB:
-        job = steps.find(job_file.load(files[0]), length)
+    if (length or indices) and len(files) == 1 and format_of(files[0]) == JOB:
+        job = job_file.load(files[0])
+        job = _on_devices(job if length is None else steps.find(job, length), indices)
         job_file.save(job, path, force=force)
         return job
     read = formats.read(files)
-    job = folding.job_of(read, length)
+    job = _on_devices(folding.job_of(read, length), indices)
     if left_out := folding.left_out(read):
         notices.say(f"rows were left out: {left_out}")
     lost = sum(trace.lost for trace in read)
@@ -267,6 +271,18 @@ def import_job(
     return job
 
 
+def _on_devices(job: Job, indices: Sequence[int] | None) -> Job:
+    """Return the job with these devices of its ranks, as it is for None. Raises UsageError."""
+    if indices is None:
+        return job
+    if len(indices) != job.world_size or len(set(indices)) < len(indices):
+        raise UsageError(
+            f"--devices names {amount(len(set(indices)), 'device')}, and the job has {amount(job.world_size, 'rank')}: "
+            "name one device of one host for each rank"
+        )
+    return replace(job, ranks=tuple(replace(rank, device=indices[rank.rank]) for rank in job.ranks))
+
+
 # Recorded jobs and runs: what the links reach in isolation, and the step predicted on other links.
 
 
@@ -274,11 +290,11 @@ def import_job(
 _RECORDERS = ("NCCL_PROFILER_PLUGIN", "NCCL_VERSION")
 
 
-def positions_of(job: Job, run: Run, devices: str | None = None) -> dict[int, int]:
+def positions_of(job: Job, run: Run, devices: str | None = None, name: str = "JOB.JSON") -> dict[int, int]:
     """Return the position in a run of each job rank's device.
 
     `devices` names them in the order of the ranks; None: the CUDA indices that were recorded, as nvidia-smi's. Raises
-    UsageError where the run has other devices.
+    UsageError where the run has other devices, or the job, of the file `name`, does not say which its ranks had.
     """
     if devices is not None:
         chosen = visible_devices.select(run.devices, devices)
@@ -289,23 +305,38 @@ def positions_of(job: Job, run: Run, devices: str | None = None) -> dict[int, in
             )
         return {rank: run.devices.index(device) for rank, device in enumerate(chosen)}
     positions = {device.index: position for position, device in enumerate(run.devices)}
-    indices = {rank.rank: rank.device for rank in job.ranks}
-    if None in indices.values() or len(indices) < job.world_size or len(set(indices.values())) < job.world_size:
-        raise UsageError(
-            "the job does not say which devices of one host its ranks had: name the run's devices in the order of the "
-            "ranks, with --devices"
-        )
-    missing = sorted(index for index in indices.values() if index is not None and index not in positions)
+    indices = _known_devices(job)
+    if indices is None:
+        raise UsageError(_unknown_devices(job, name))
+    missing = sorted(index for index in indices.values() if index not in positions)
     if missing:
         raise UsageError(
-            f"the job ran on device {missing[0]}, which the run lacks: name devices of the run in rank order, with "
-            "--devices"
+            f"the job ran on device {missing[0]}, which the run lacks: name a run that has it; predict takes other "
+            "devices with --devices"
         )
-    return {rank: positions[index] for rank, index in indices.items() if index is not None}
+    return {rank: positions[index] for rank, index in indices.items()}
 
 
-def report(job: Job, rank: int | None = None, runs: NamedRuns = ()) -> Report:
-    """Return what a job's step says, compared with what runs say of its calls.
+def _known_devices(job: Job) -> dict[int, int] | None:
+    """Return the index of each rank's device; None if the job does not say all, or they are not of one host."""
+    indices = {rank.rank: rank.device for rank in job.ranks if rank.device is not None}
+    return indices if len(set(indices.values())) == job.world_size else None
+
+
+def _unknown_devices(job: Job, name: str) -> str:
+    """Return why it is not known which devices a job's ranks had, and the command that says it."""
+    if len(job.ranks) < job.world_size:
+        return f"{name} has {len(job.ranks)} of the job's {job.world_size} ranks: import the traces of all ranks"
+    if len({rank.host for rank in job.ranks}) > 1:
+        return f"the ranks of {name} had devices of several hosts, and a run's links are those of one job's host"
+    indices = ",".join(map(str, range(job.world_size)))
+    output = f"{Path(name).stem}-devices.json"
+    command = shlex.join(["collbench", "import", name, "--devices", indices, "-o", output])
+    return f"{name} does not say which devices its ranks had: write a copy that does, in rank order: {command}"
+
+
+def report(job: Job, rank: int | None = None, runs: NamedRuns = (), name: str = "JOB.JSON") -> Report:
+    """Return what a job's step says, compared with what runs say of its calls; `name` is that of the job's file.
 
     Raises UsageError for a rank that sent nothing, and a run of other devices.
     """
@@ -313,7 +344,7 @@ def report(job: Job, rank: int | None = None, runs: NamedRuns = ()) -> Report:
 
     if rank is not None and not 0 <= rank < job.world_size:
         raise UsageError(f"--rank {rank} is not one of the job's {job.world_size} ranks: 0 to {job.world_size - 1}")
-    prices = {} if not runs else dict(enumerate(map(partial(_placed(runs, job).price, job), job.calls)))
+    prices = {} if not runs else dict(enumerate(map(partial(_placed(runs, job, name=name).price, job), job.calls)))
     # A column of measured figures.
     isolated = {number: price.seconds for number, price in prices.items() if price and not price.assumed}
     judgement = judged(job, rank, isolated)
@@ -327,21 +358,22 @@ def report(job: Job, rank: int | None = None, runs: NamedRuns = ()) -> Report:
     )
 
 
-def predict_job(job: Job, runs: NamedRuns, *, devices: str | None = None, recorded: NamedRuns = ()) -> PredictedJob:
+def predict_job(
+    job: Job, runs: NamedRuns, *, devices: str | None = None, recorded: NamedRuns = (), name: str = "JOB.JSON"
+) -> PredictedJob:
     """Return the change of the recorded step on the links of these runs (docs/predict.md).
 
-    `devices` as in positions_of. `recorded` are runs of the links as the job had them; none: the same runs, where the
-    job's NCCL_* variables are theirs. Raises UsageError.
+    `devices` and `name` as in positions_of. `recorded` are runs of the links as the job had them; none: the same runs,
+    where the job's NCCL_* variables are theirs. Raises UsageError.
     """
     from collbench.jobs.predict import recorded as prediction  # late: numpy and scipy
 
     check_sent_again(job)
     if job.steps.reservation:
         raise UsageError(f"{job.steps.reservation}, which says too little of the job to predict it")
-    new = _placed(runs, job, devices)
+    new = _placed(runs, job, devices, name)
     if recorded:
-        known = all(rank.device is not None for rank in job.ranks)
-        old = _placed(recorded, job, None if known else devices)
+        old = _placed(recorded, job, None if _known_devices(job) else devices, name)
     elif others := _other_variables(job, new.links.run):
         raise UsageError(
             f"the runs have other NCCL_* variables than the job ({', '.join(others)}): add a run of its links with "
@@ -349,7 +381,7 @@ def predict_job(job: Job, runs: NamedRuns, *, devices: str | None = None, record
         )
     else:
         try:
-            old = prediction.PlacedJob(new.links, positions_of(job, new.links.run))
+            old = prediction.PlacedJob(new.links, positions_of(job, new.links.run, name=name))
         except UsageError as error:
             raise error.reworded(
                 f"{error}; or add a run of the links that the job used, with --recorded-links RUN"
@@ -357,13 +389,13 @@ def predict_job(job: Job, runs: NamedRuns, *, devices: str | None = None, record
     return prediction.predict_job(job, new, old)
 
 
-def _placed(runs: NamedRuns, job: Job, devices: str | None = None) -> PlacedJob:
+def _placed(runs: NamedRuns, job: Job, devices: str | None = None, name: str = "JOB.JSON") -> PlacedJob:
     """Return what the links between the job's devices take. Raises UsageError for runs that do not fit."""
     from collbench.jobs.predict.links import Links
     from collbench.jobs.predict.recorded import PlacedJob
 
     links = Links(runs)
-    return PlacedJob(links, positions_of(job, links.run, devices))
+    return PlacedJob(links, positions_of(job, links.run, devices, name))
 
 
 def _other_variables(job: Job, run: Run) -> list[str]:

@@ -120,19 +120,43 @@ def record(
     raise click.exceptions.Exit(ended.status or failed)
 
 
+_NUMBER = re.compile(r"\d{1,4}", re.ASCII)
+
+
+def _indices(text: str) -> tuple[int, ...]:
+    """Return the indices of devices. Raises UsageError."""
+    parts = [part.strip() for part in text.split(",")]
+    wrong = next((part for part in parts if not _NUMBER.fullmatch(part)), None)
+    if wrong is not None:
+        raise UsageError(f"--devices '{wrong}' is not an index of nvidia-smi: write 0,1")
+    return tuple(map(int, parts))
+
+
 @click.command(name="import")
 @options.apply(
     _output,
     _calls_per_step,
+    click.option(
+        "--devices",
+        metavar="LIST",
+        callback=options.parsed(_indices),
+        help="Devices that the ranks had, nvidia-smi's indices in rank order: 0,1. Traces do not say it.",
+    ),
     options.force,
 )
 @click.argument("files", nargs=-1, required=True, metavar="TRACE...", type=options.FILE)
-def import_job(output: Path | None, calls_per_step: int | None, force: bool, files: tuple[Path, ...]) -> None:
+def import_job(
+    output: Path | None,
+    calls_per_step: int | None,
+    devices: tuple[int, ...] | None,
+    force: bool,
+    files: tuple[Path, ...],
+) -> None:
     """Convert the traces of a job's ranks to one job file, which show, replay and predict read.
 
     Each TRACE is one rank's: an export of torch.profiler, a dump of torch's Flight Recorder, or a trace of torch's
     ExecutionTraceObserver; it may be gzipped. What a trace does not contain stays unknown in the job; docs/import.md
-    lists it. With --calls-per-step, TRACE may be a recorded job.
+    lists it. With --calls-per-step or --devices, TRACE may be a recorded job.
 
     \b
     Examples:
@@ -142,7 +166,7 @@ def import_job(output: Path | None, calls_per_step: int | None, force: bool, fil
     from collbench.jobs import api as jobs
 
     path = output or Path("job.json")
-    job = jobs.import_job(files, path, calls_per_step=calls_per_step, force=force, notices=NOTICES)
+    job = jobs.import_job(files, path, calls_per_step=calls_per_step, devices=devices, force=force, notices=NOTICES)
     say(_summary(job, path, "imported"))
 
 
@@ -212,7 +236,6 @@ def replay(job: Path, *, as_json: bool, **values: Any) -> None:
 
 # `collbench predict`
 
-_NUMBER = re.compile(r"\d{1,4}", re.ASCII)
 _OF_A_JOB = ("files", "devices", "recorded_links", "as_json")
 
 
@@ -343,7 +366,7 @@ def _of_a_job(file: Path, runs: NamedRuns, devices: str | None, used: NamedRuns)
     from collbench.jobs.predict import page
 
     job = job_file.load(file)
-    predicted = jobs.predict_job(job, runs, devices=devices, recorded=used)
+    predicted = jobs.predict_job(job, runs, devices=devices, recorded=used, name=one_line(str(file)))
     return page.job_page(job, predicted), page.job_json(job, predicted)
 
 

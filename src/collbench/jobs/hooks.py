@@ -21,7 +21,7 @@ def show(file: Path, rank: int | None, against: tuple[Path, ...], *, as_json: bo
     from collbench.jobs import api as jobs  # late: numpy
     from collbench.jobs import page as pages
 
-    report = jobs.report(load(file), rank, load_named(against))
+    report = jobs.report(load(file), rank, load_named(against), one_line(str(file)))
     if as_json:
         echo(document("job-report", pages.as_json(report)), end="")
     else:
@@ -44,5 +44,5 @@ def html(files: Sequence[Path]) -> str:
 
     if any(format_of(file) == JOB for file in files[1:]):
         raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")
-    job_report = jobs.report(load(files[0]), runs=load_named(files[1:]))
+    job_report = jobs.report(load(files[0]), runs=load_named(files[1:]), name=one_line(str(files[0])))
     return render(job_report, one_line(files[0].name), version("collbench"))

@@ -69,8 +69,8 @@ def test_a_run_of_another_model_says_so_first(program: Program, saved: Path) -> 
     model = NVLINK_PAIRS.devices[0].name
     for first, second, line in (
         ("other.json", "run.json", f"other GPUs: recorded on 2 × {model}, predicted for 2 × NVIDIA H100: "),
-        ("other.json", "other.json", "a step takes as long on these links; "),
-        ("run.json", "run.json", "a step takes as long on these links; "),
+        ("other.json", "other.json", "nothing changes, because the same figures stand for "),
+        ("run.json", "run.json", "nothing changes, because the same figures stand for "),
     ):
         found = program("predict", "job.json", first, "--recorded-links", second)
         assert " ".join(found.out.split()).startswith(line)
@@ -188,7 +188,7 @@ def test_json_has_the_fields_of_the_page(program: Program, saved: Path) -> None:
         ),
         (
             ("nowhere.json", "run.json", "--devices", "1,2"),
-            "or add a run of the links that the job used, with --recorded-links",
+            "-o nowhere-devices.json; or add a run of the links that the job used, with --recorded-links",
         ),
         (("none.json", "--params", "1B"), "none.json"),
     ],
@@ -197,6 +197,48 @@ def test_what_cannot_be_predicted_is_one_line(program: Program, saved: Path, arg
     result = program("predict", *args)
     assert result.status == 2
     assert line in result.line
+
+
+def test_a_job_of_unknown_devices_names_the_command_that_makes_it_predictable(program: Program, saved: Path) -> None:
+    """Traces do not say them. `show` has no option that would."""
+    longer = json.loads(program("predict", "job.json", "run.json", "--devices", "1,2", "--json").out)["longer_seconds"]
+    for words in (("predict", "nowhere.json", "run.json"), ("show", "nowhere.json", "--run-file", "run.json")):
+        refused = program(*words)
+        assert (refused.status, refused.out) == (2, "")
+        said, _, pasted = refused.line.partition(", in rank order: ")
+        assert said == "nowhere.json does not say which devices its ranks had: write a copy that does"
+    made = program(*pasted.split()[1:])
+    assert made.status == 0, made.err
+    named = pasted.split()[-1]
+    answer = json.loads(program("predict", named, "run.json", "--devices", "1,2", "--json").out)
+    assert answer["longer_seconds"] == longer
+    assert "alone for" in " ".join(program("show", named, "--run-file", "run.json").out.split())
+
+
+@pytest.mark.parametrize(
+    ("listed", "says"),
+    [
+        ("0", "names 1 device, and the job has 2 ranks"),
+        ("1,1", "names 1 device, and"),
+        ("GPU-1,0", "'GPU-1' is not an"),
+    ],
+)
+def test_devices_that_are_not_one_for_each_rank_are_refused(
+    program: Program, saved: Path, listed: str, says: str
+) -> None:
+    refused = program("import", "nowhere.json", "--devices", listed, "-o", "new.json")
+    assert (refused.status, refused.out) == (2, "")
+    assert says in refused.line
+    assert not (saved / "new.json").exists()
+
+
+def test_the_ranks_of_several_hosts_are_not_placed_on_one(program: Program, saved: Path) -> None:
+    job = job_file.load(saved / "nowhere.json")
+    ranks = tuple(replace(rank, host=f"h{rank.rank}") for rank in job.ranks)
+    job_file.save(replace(job, ranks=ranks), saved / "hosts.json")
+    refused = program("predict", "hosts.json", "run.json")
+    assert "had devices of several hosts" in refused.line
+    assert "import" not in refused.line
 
 
 def test_the_documented_pages_are_how_those_of_the_program_begin(program: Program, tmp_path: Path) -> None:

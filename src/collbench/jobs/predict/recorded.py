@@ -164,7 +164,8 @@ class PredictedJob:
     @property
     def same_figures(self) -> bool:
         """Whether the same measurements stand for both links, so that nothing can change."""
-        return self.here.links is self.recorded.links and all(before == after for before, after in self.prices.values())
+        same_links = self.here.links.run == self.recorded.links.run and self.here.positions == self.recorded.positions
+        return same_links and all(before == after for before, after in self.prices.values())
 
 
 def predict_job(job: Job, new: PlacedJob, recorded: PlacedJob) -> PredictedJob:
