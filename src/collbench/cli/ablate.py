@@ -17,6 +17,7 @@ import click
 from collbench.api import ablating
 from collbench.api.keywords import MOST_COUNT, new_seed
 from collbench.cli import options
+from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, say, show_page
 from collbench.cli.train import ScriptCommand, train, train_request
 from collbench.launch import experiment, torchrun
@@ -89,60 +90,33 @@ class _Ablate(ScriptCommand):
 
 _EXAMPLE = "collbench ablate --auto-select 2 --without p2p -- train.py"
 _own_options = options.apply(
-    click.option(
-        "--without",
-        metavar="WHAT",
+    option(
+        "--without WHAT",
+        "Second arm: without p2p, nvlink, shm or ib (several with commas), or with NCCL_NAME=VALUE.",
         multiple=True,
-        help="Second arm: without p2p, nvlink, shm or ib (several with commas), or with NCCL_NAME=VALUE.",
     ),
-    click.option("--against", metavar="LIST", help="Second arm: on these devices, the same number: indices or UUIDs."),
-    click.option(
-        "--precision",
-        metavar="SHARE",
-        callback=options.parsed(parse_precision),
-        help="Train until half of the ratio's 95% interval is at most this share of it.  [default: 3%]",
+    option("--against LIST", "Second arm: on these devices, the same number: indices or UUIDs."),
+    option(
+        "--precision SHARE",
+        "Train until half of the ratio's 95% interval is at most this share of it.  [default: 3%]",
+        parse_precision,
     ),
-    click.option(
-        "--budget",
-        metavar="TIME",
-        callback=options.parsed(parse_budget),
-        help="Start no repeat that would end after this time.  [default: 3min]",
-    ),
-    click.option(
-        "--repeats",
-        metavar="N",
-        type=click.IntRange(2, MOST_COUNT),
-        help="Train each arm N times instead, 2 or more.",
-    ),
-    click.option(
-        "--skip", metavar="N", type=_FROM_ZERO, help="Drop a run's first N steps.  [default: a tenth, at least three]"
-    ),
-    click.option("--step-pattern", metavar="REGEX", help="Read step times with this; name its group s, ms or us."),
-    click.option(
+    option("--budget TIME", "Start no repeat that would end after this time.  [default: 3min]", parse_budget),
+    option("--repeats N", "Train each arm N times instead, 2 or more.", click.IntRange(2, MOST_COUNT)),
+    option("--skip N", "Drop a run's first N steps.  [default: a tenth, at least three]", _FROM_ZERO),
+    option("--step-pattern REGEX", "Read step times with this; name its group s, ms or us."),
+    option(
         "--no-allreduce",
-        "allreduce",
-        is_flag=True,
+        "Do not measure both arms' all-reduce first.",
+        name="allreduce",
         flag_value=False,
         default=True,
-        help="Do not measure both arms' all-reduce first.",
     ),
-    click.option(
-        "--seed",
-        metavar="N",
-        type=_FROM_ZERO,
-        default=new_seed,
-        help="Even or odd selects which arm runs first.  [default: random]",
-    ),
-    click.option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        type=options.FILE,
-        help="Save the runs in this file.  [default: a new file in the state folder]",
-    ),
+    option("--seed N", "Even or odd selects which arm runs first.  [default: random]", _FROM_ZERO, default=new_seed),
+    option("-o, --output FILE", "Save the runs in this file.  [default: a new file in the state folder]", options.FILE),
     options.force,
-    click.option("--json", "as_json", is_flag=True, help="Print the file's content instead of the page."),
-    click.option("-v", "--verbose", is_flag=True, help="Also print the script's output on stderr."),
+    option("--json", "Print the file's content instead of the page.", name="as_json"),
+    option("-v, --verbose", "Also print the script's output on stderr."),
 )
 
 

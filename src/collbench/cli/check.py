@@ -18,6 +18,7 @@ from rich.text import Text
 from collbench.api.measuring import OpenSession
 from collbench.cli import options
 from collbench.cli.measuring import SILENTLY, MeasuringCommand, measured, measuring_options
+from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, leave, say, show_page
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
@@ -32,13 +33,9 @@ if TYPE_CHECKING:
     from collbench.measurement.peer_map import Examined
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.RUN)
-_map_p2p = click.option(
-    "--map-p2p",
-    is_flag=True,
-    help="Try P2P on every link of the GPUs by itself, and name causes and fixes (docs/p2p.md).",
-)
-_expect = click.option("--expect", metavar="N", type=click.IntRange(min=1), help="Fail unless N devices were checked.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON (docs/check.md).")
+_map_p2p = option("--map-p2p", "Try P2P on every link of the GPUs by itself, and name causes and fixes (docs/p2p.md).")
+_expect = option("--expect N", "Fail unless N devices were checked.", click.IntRange(min=1))
+_json = option("--json", "Print the verdicts as JSON (docs/check.md).", name="as_json")
 
 
 # One size decides: a message of 64 MiB shows the bandwidth of all known links, and larger staged copies take

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from collbench.cli import options
+from collbench.cli.options import option
 from collbench.cli.terminal import echo, echo_sentence, leave, show_page, verbose_option
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError, one_line
@@ -25,23 +26,20 @@ if TYPE_CHECKING:
 
 @click.command(cls=options.CheckedCommand)
 @click.argument("files", metavar="BASE.JSON NEW.JSON", nargs=-1, type=options.RUN)
-@click.option(
-    "--fail-below",
-    metavar="SHARE",
+@option(
+    "--fail-below SHARE",
+    "Exit with 3 if something is slower than the base by significantly more than this.",
     default="5%",
-    show_default=True,
-    help="Exit with 3 if something is slower than the base by significantly more than this.",
 )
-@click.option(
-    "--history",
-    metavar="FILE",
-    type=options.RUN,
+@option(
+    "--history FILE",
+    "Another run on the base's GPUs: it shows how much runs vary. Give it several times.",
+    options.RUN,
     multiple=True,
-    help="Another run on the base's GPUs: it shows how much runs vary. Give it several times.",
 )
 @options.operation
-@click.option("--reference", is_flag=True, help="Compare one run with published figures for its kind of machine.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page (docs/compare.md).")
+@option("--reference", "Compare one run with published figures for its kind of machine.")
+@option("--json", "Print JSON instead of the page (docs/compare.md).", name="as_json")
 @verbose_option
 def compare(
     files: tuple[Path, ...],
@@ -173,11 +171,9 @@ def _operation(text: str) -> Operation:
 @click.command()
 @click.argument("machine", metavar="[GPU]", required=False)
 @click.argument("operation", metavar="[OPERATION]", required=False, callback=options.parsed(_operation))
-@click.option(
-    "--size", metavar="SIZE", callback=options.parsed(parse_size), help="What is normal at this message size, as 1G."
-)
-@click.option("--busbw", metavar="GB/S", type=click.FloatRange(min=0, min_open=True), help="Is this rate normal?")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table (docs/compare.md).")
+@option("--size SIZE", "What is normal at this message size, as 1G.", parse_size)
+@option("--busbw GB/S", "Is this rate normal?", click.FloatRange(min=0, min_open=True))
+@option("--json", "Print JSON instead of the table (docs/compare.md).", name="as_json")
 def reference(
     machine: str | None,
     operation: Operation | None,

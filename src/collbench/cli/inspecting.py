@@ -11,6 +11,7 @@ import click
 
 from collbench.api import inspecting
 from collbench.cli import options
+from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, echo_sentence, leave, prose_width, show_page
 from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import UsageError
@@ -20,16 +21,12 @@ from collbench.report.text.topology import explain_pair, render_topology
 
 @click.command()
 @click.argument("pair", nargs=-1, metavar="[GPU GPU]")
-@click.option(
-    "--topology",
-    "file",
-    metavar="FILE",
-    type=options.FILE_NAME,
-    help="Read saved 'nvidia-smi topo -m' text instead of this machine.",
+@option(
+    "--topology FILE", "Read saved 'nvidia-smi topo -m' text instead of this machine.", options.FILE_NAME, name="file"
 )
 @options.backend_of_a_machine
 @options.fabric
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: devices and paths as the run file has them.")
+@option("--json", "Print JSON: devices and paths as the run file has them.", name="as_json")
 def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | None, as_json: bool) -> None:
     """Print the label matrix with its legend, CPU and NUMA affinity, and the theoretical rate of each label.
 
@@ -72,23 +69,14 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
 
 
 @click.command()
-@click.option(
-    "--backend",
-    metavar="NAME",
-    type=click.Choice([name for name, row in BACKENDS.items() if not row.simulated]),
+@option(
+    "--backend NAME",
+    "cuda: everything for GPUs; host: what CPU cores need.",
+    click.Choice([name for name, row in BACKENDS.items() if not row.simulated]),
     default=CUDA.name,
-    show_default=True,
-    help="cuda: everything for GPUs; host: what CPU cores need.",
 )
-@click.option(
-    "--nccl",
-    metavar="PATH",
-    type=click.Path(readable=False),
-    envvar="COLLBENCH_NCCL",
-    show_envvar=True,
-    help="Examine this libnccl.so.2 instead of torch's or the system's.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON (docs/doctor.md).")
+@options.nccl_option("Examine this libnccl.so.2 instead of torch's or the system's.")
+@option("--json", "Print the findings as JSON (docs/doctor.md).", name="as_json")
 def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
     """Find what would disturb a run on this machine: driver, GPUs, links, NCCL, torch, limits, variables.
 

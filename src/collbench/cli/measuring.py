@@ -17,7 +17,7 @@ import click
 from collbench.api import SILENT, Notices
 from collbench.api.measuring import OpenSession, RequestSession, request_of
 from collbench.cli import options
-from collbench.cli.options import NCCL_TESTS, TABLE
+from collbench.cli.options import NCCL_TESTS, TABLE, option
 from collbench.cli.program import launched
 from collbench.cli.terminal import NOTICES, echo, leave, say, show_page, verbose_option
 from collbench.judge.outcome import outcome, timed_points
@@ -30,20 +30,14 @@ from collbench.runfile import run_file, saved_runs
 
 # How long to measure.
 _stopping = (
-    click.option(
-        "--precision",
-        metavar="SHARE",
-        callback=options.parsed(parse_precision),
-        help="Repeat each data point until half its 95% interval is this share of its median, for at most 60 s or "
+    option(
+        "--precision SHARE",
+        "Repeat each data point until half its 95% interval is this share of its median, for at most 60 s or "
         "--budget.  [default: 1% from 1M on, 3% below]",
+        parse_precision,
     ),
-    click.option(
-        "--budget",
-        metavar="TIME",
-        callback=options.parsed(parse_budget),
-        help="Stop repeating after this time: 10s, 500ms.  [default: 2.3s; host: 8s]",
-    ),
-    click.option("--quick", is_flag=True, help="Measure roughly, in a few seconds."),
+    option("--budget TIME", "Stop repeating after this time: 10s, 500ms.  [default: 2.3s; host: 8s]", parse_budget),
+    option("--quick", "Measure roughly, in a few seconds."),
 )
 
 # Adds what a command times to the request of its options, which it gets by name, too.

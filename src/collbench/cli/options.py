@@ -29,6 +29,32 @@ def parsed(parse: Callable[[Any], Value]) -> Callable[[click.Context, click.Para
     return lambda _context, _option, value: None if value is None else parse(value)
 
 
+def option(
+    words: str,
+    text: str,
+    read: click.ParamType[Any] | Callable[[Any], object] | None = None,
+    *,
+    name: str = "",
+    **settings: Any,
+) -> Command:
+    """Return an option by its words and its value as help shows them, "-o, --output FILE", its help, and what reads it.
+
+    Without a value or a reader it is a flag. A default is shown, unless it is drawn. `name` is the parameter's where
+    the first long word is not; further settings are click's.
+    """
+    *names, last = words.split(", ")
+    last, _, metavar = last.partition(" ")
+    if isinstance(read, click.ParamType):
+        settings["type"] = read
+    elif read is not None:
+        settings["callback"] = parsed(read)
+    elif not metavar:
+        settings["is_flag"] = True
+    default = settings.get("default")
+    settings.setdefault("show_default", not (default is None or isinstance(default, bool) or callable(default)))
+    return click.option(*names, last, *filter(None, [name]), metavar=metavar or None, help=text, **settings)
+
+
 def parse_operation(text: str) -> Operation:
     """Return the operation that a word names. Raises UsageError."""
     return named("--operation", text, Operation)
@@ -102,12 +128,7 @@ def all_named_or_newest(files: tuple[Path, ...], *, of_links: bool = False) -> t
     return files or (newest(NOTICES, of_links=of_links),)
 
 
-operation = click.option(
-    "--operation",
-    metavar="OP",
-    callback=parsed(parse_operation),
-    help="Only this operation: allreduce, ce-write, …  [default: all]",
-)
+operation = option("--operation OP", "Only this operation: allreduce, ce-write, …  [default: all]", parse_operation)
 
 
 def typed(context: click.Context) -> dict[str, str]:
@@ -185,15 +206,13 @@ def typed_besides(allowed: Collection[str]) -> list[str]:
 COUNT = click.IntRange(1, MOST_COUNT)
 Command = Callable[..., Any]
 
-devices = click.option(
-    "--devices", metavar="LIST", help="Measure only these GPUs: nvidia-smi indices or UUIDs.  [default: all]"
-)
+devices = option("--devices LIST", "Measure only these GPUs: nvidia-smi indices or UUIDs.  [default: all]")
 
 
 def sizes_option(default: str) -> Command:
     """Return the option --sizes with its default in words."""
     what = "Message sizes: MIN:MAX (doubling), MIN:MAX:FACTOR, one size, or a list of these."
-    return click.option("--sizes", metavar="SIZES", callback=parsed(parse_sizes), help=f"{what}  [default: {default}]")
+    return option("--sizes SIZES", f"{what}  [default: {default}]", parse_sizes)
 
 
 sizes = sizes_option("8:1G; host: 8:64M")
@@ -204,85 +223,52 @@ BACKEND_NAMES = ("auto", *BACKENDS)  # auto never takes sim
 
 def _backend_option(auto: str) -> Command:
     """Return the option --backend with what "auto" takes, in words."""
-    return click.option(
-        "--backend",
-        metavar="NAME",
-        type=click.Choice(BACKEND_NAMES),
+    return option(
+        "--backend NAME",
+        f"cuda (GPUs), host (CPU cores), sim (simulated), or auto: {auto}.",
+        click.Choice(BACKEND_NAMES),
         default="auto",
-        show_default=True,
-        help=f"cuda (GPUs), host (CPU cores), sim (simulated), or auto: {auto}.",
     )
 
 
 backend = _backend_option("cuda if there is a GPU, else host")
 # CPU cores are taken only by name: they are no substitute for GPUs.
 backend_of_a_machine = _backend_option("GPUs, never CPU cores")
-fabric = click.option(
-    "--fabric",
-    metavar="NAME|FILE",
-    type=_Fabric(readable=False),
-    help="The machine to simulate.  [default: dgx-1v]",
-)
+fabric = option("--fabric NAME|FILE", "The machine to simulate.  [default: dgx-1v]", _Fabric(readable=False))
 _SAVE = "Save the run in this file.  [default: a new file in $XDG_STATE_HOME/collbench/runs]"
-output = click.option("-o", "--output", metavar="FILE", type=FILE, help=_SAVE)
-force = click.option("--force", is_flag=True, help="Replace a file that exists.")
-nccl = click.option(
-    "--nccl",
-    metavar="PATH",
-    type=FILE_NAME,
-    envvar="COLLBENCH_NCCL",
-    show_envvar=True,
-    help="Time this libnccl.so.2 instead of torch's or the system's.",
+output = option("-o, --output FILE", _SAVE, FILE)
+force = option("--force", "Replace a file that exists.")
+
+
+def nccl_option(text: str) -> Command:
+    """Return the option --nccl with its help."""
+    return option("--nccl PATH", text, FILE_NAME, envvar="COLLBENCH_NCCL", show_envvar=True)
+
+
+nccl = nccl_option("Time this libnccl.so.2 instead of torch's or the system's.")
+seed = option(
+    "--seed N", "Seed of the random order.  [default: random, printed]", _checked_seed, type=int, default=new_seed
 )
-seed = click.option(
-    "--seed",
-    metavar="N",
-    type=int,
-    default=new_seed,
-    callback=parsed(_checked_seed),
-    help="Seed of the random order.  [default: random, printed]",
+dtype = option(
+    "--dtype TYPE", f"Element type of collectives: {', '.join(DTYPE_BYTES)}.", parse_dtype, default="float32"
 )
-dtype = click.option(
-    "--dtype",
-    default="float32",
-    show_default=True,
-    metavar="TYPE",
-    callback=parsed(parse_dtype),
-    help=f"Element type of collectives: {', '.join(DTYPE_BYTES)}.",
-)
-redop = click.option(
-    "--op",
-    "redop",
-    metavar="OP",
-    type=click.Choice(REDOPS),
-    default="sum",
-    show_default=True,
-    help=f"Reduction: {', '.join(REDOPS)}.",
-)
+redop = option("--op OP", f"Reduction: {', '.join(REDOPS)}.", click.Choice(REDOPS), name="redop", default="sum")
 # What a choice of devices rests on.
-allow_busy = click.option(
-    "--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs; exclude only faulty ones."
+allow_busy = option("--allow-busy", "Do not exclude busy or throttled GPUs; exclude only faulty ones.")
+exclude = option("--exclude LIST", "Never choose these: nvidia-smi indices or UUIDs.")
+max_age = option(
+    "--max-age AGE", "Ignore saved runs that are older: 7d, 12h, 30m or 90s.", parse_duration, default="7d"
 )
-exclude = click.option("--exclude", metavar="LIST", help="Never choose these: nvidia-smi indices or UUIDs.")
-max_age = click.option(
-    "--max-age",
-    metavar="AGE",
-    default="7d",
-    show_default=True,
-    callback=parsed(parse_duration),
-    help="Ignore saved runs that are older: 7d, 12h, 30m or 90s.",
-)
-fresh = click.option("--fresh", is_flag=True, help="Measure now, even if a saved run fits.")
+fresh = option("--fresh", "Measure now, even if a saved run fits.")
 TABLE, NCCL_TESTS = "table", "nccl-tests"
-layout = click.option(
+layout = option(
     "--format",
-    "layout",
-    type=click.Choice((TABLE, NCCL_TESTS)),
+    "nccl-tests: print the text of nccl-tests, in and out of place.",
+    click.Choice((TABLE, NCCL_TESTS)),
+    name="layout",
     default=TABLE,
-    show_default=True,
-    help="nccl-tests: print the text of nccl-tests, in and out of place.",
 )
-json = click.option("--json", "as_json", is_flag=True, help="Print the answer and the run as JSON.")
+json = option("--json", "Print the answer and the run as JSON.", name="as_json")
 # The last options of the commands that measure with torch.
 of_workers = (backend, fabric, output, force, seed, json, verbose_option)
 

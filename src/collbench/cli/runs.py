@@ -12,6 +12,7 @@ import click
 
 from collbench.api import runs as saved
 from collbench.cli import options
+from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, leave, say, show_page, verbose_option
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError, one_line, printable
@@ -26,15 +27,8 @@ _LIMIT = 20
 
 
 @click.command()
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=_LIMIT,
-    show_default=True,
-    help="List only the newest N.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: an object with a list of runs.")
+@option("--limit N", "List only the newest N.", click.IntRange(min=1), default=_LIMIT)
+@option("--json", "Print JSON: an object with a list of runs.", name="as_json")
 def runs(limit: int, as_json: bool) -> None:
     """List the runs that were saved without a name, newest first.
 
@@ -63,21 +57,12 @@ def runs(limit: int, as_json: bool) -> None:
 
 @click.command()
 @options.run_file
-@click.option(
-    "--ranking",
-    is_flag=True,
-    help="Show which links and pairs differ and which tie: tiers, heat maps, fits, or --json.",
-)
-@click.option("--operation", metavar="OP", help="With --ranking: only this operation.")
-@click.option("--size", metavar="SIZE", help="With --ranking: only this size.")
-@click.option("--rank", metavar="N", type=click.IntRange(min=0), help="For a recorded job: show this rank's step.")
-@click.option(
-    "--run-file",
-    "against",
-    metavar="RUN",
-    multiple=True,
-    type=options.FILE,
-    help="For a job: run with its calls' rates in isolation.",
+@option("--ranking", "Show which links and pairs differ and which tie: tiers, heat maps, fits, or --json.")
+@option("--operation OP", "With --ranking: only this operation.")
+@option("--size SIZE", "With --ranking: only this size.")
+@option("--rank N", "For a recorded job: show this rank's step.", click.IntRange(min=0))
+@option(
+    "--run-file RUN", "For a job: run with its calls' rates in isolation.", options.FILE, name="against", multiple=True
 )
 @options.json
 @verbose_option
@@ -180,14 +165,8 @@ _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 
 @click.command()
 @options.run_file
-@click.option("--format", "layout", type=click.Choice(_FORMATS), required=True, help="What to write.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=options.FILE,
-    help="Write to this file.  [default: standard output]",
-)
+@option("--format", "What to write.", click.Choice(_FORMATS), name="layout", required=True)
+@option("-o, --output FILE", "Write to this file.  [default: standard output]", options.FILE)
 @options.force
 def export(file: Path | None, layout: str, output: Path | None, force: bool) -> None:
     """Write a saved run in other tools' formats: one row per data point, columns with units (docs/columns.md).
@@ -250,13 +229,7 @@ _REPORT_REFUSAL = ("write the report as", "--output")
 
 @click.command()
 @options.run_files
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=options.FILE,
-    help="Write it to this file.  [default: the first run's name, .html]",
-)
+@option("-o, --output FILE", "Write it to this file.  [default: the first run's name, .html]", options.FILE)
 @options.force
 def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     """Make one HTML page of saved runs, to view, print or send.

@@ -20,6 +20,7 @@ from collbench.api.selecting import (
     select_devices,
 )
 from collbench.cli import options
+from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, columns, echo, is_verbose, leave, prose_width, verbose_option
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
@@ -65,46 +66,36 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
 
 
 _own_options = options.apply(
-    click.option("--any-machine", is_flag=True, help="With RUN.JSON: accept a run of another or a simulated machine."),
-    click.option(
-        "--topology",
-        metavar="FILE",
-        type=options.FILE_NAME,
-        help="Choose by the labels in saved 'nvidia-smi topo -m' text.",
+    option("--any-machine", "With RUN.JSON: accept a run of another or a simulated machine."),
+    option("--topology FILE", "Choose by the labels in saved 'nvidia-smi topo -m' text.", options.FILE_NAME),
+    option(
+        "--p2p FILE",
+        "With --topology: avoid pairs without P2P in saved 'nvidia-smi topo -p2p r' text.",
+        options.FILE_NAME,
     ),
-    click.option(
-        "--p2p",
-        metavar="FILE",
-        type=options.FILE_NAME,
-        help="With --topology: avoid pairs without P2P in saved 'nvidia-smi topo -p2p r' text.",
-    ),
-    click.option("--gpu", metavar="NAME", help="With --topology: which GPUs, as H100, to show reference figures."),
+    option("--gpu NAME", "With --topology: which GPUs, as H100, to show reference figures."),
     options.exclude,
     options.allow_busy,
-    click.option(
+    option(
         "--verify/--no-verify",
+        "Measure the best sets and the first K devices before choosing.  [default: if the choice matters]",
         default=None,
-        help="Measure the best sets and the first K devices before choosing.  [default: if the choice matters]",
     ),
-    click.option(
-        "--size",
-        "size_bytes",
-        metavar="SIZE",
+    option(
+        "--size SIZE",
+        "All-reduce size for this measurement; use your job's size.",
+        parse_size,
+        name="size_bytes",
         default=DEFAULT_SIZE,
-        show_default=True,
-        callback=options.parsed(parse_size),
-        help="All-reduce size for this measurement; use your job's size.",
     ),
-    click.option(
-        "--format",
-        "layout",
-        metavar="FORMAT",
-        type=click.Choice(_LAYOUTS),
+    option(
+        "--format FORMAT",
+        f"What to print: {', '.join(_LAYOUTS)}.",
+        click.Choice(_LAYOUTS),
+        name="layout",
         default=_TEXT,
-        show_default=True,
-        help=f"What to print: {', '.join(_LAYOUTS)}.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="The same as --format json."),
+    option("--json", "The same as --format json.", name="as_json"),
     options.max_age,
     options.fresh,
     options.backend_of_a_machine,

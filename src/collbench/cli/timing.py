@@ -17,6 +17,7 @@ from collbench.api.keywords import MOST_COUNT, named
 from collbench.api.measuring import present_devices
 from collbench.cli import options
 from collbench.cli.measuring import MeasuringCommand, measuring_command
+from collbench.cli.options import option
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request, default_sizes
 from collbench.model.capabilities import capabilities
@@ -51,22 +52,15 @@ def _list_of(option: str, known: Mapping[str, Value]) -> Callable[[str], tuple[V
 # Each kind of registered memory in one run.
 _EVERY_REGISTRATION = "all"
 # Of collectives on pairs and on all devices.
-_registration = click.option(
-    "--registration",
-    metavar="KIND",
-    type=click.Choice([*(one.value for one in Registration), _EVERY_REGISTRATION]),
+_registration = option(
+    "--registration KIND",
+    "Registered memory: none, buffer, window, or all (each in turn).",
+    click.Choice([*(one.value for one in Registration), _EVERY_REGISTRATION]),
     default=Registration.NONE.value,
-    show_default=True,
-    help="Registered memory: none, buffer, window, or all (each in turn).",
 )
 _OPERATIONS = {"copy": None, **{operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}}
-_operations = click.option(
-    "--operations",
-    default=",".join(_OPERATIONS),
-    show_default=True,
-    metavar="LIST",
-    callback=options.parsed(_list_of("--operations", _OPERATIONS)),
-    help="What to time.",
+_operations = option(
+    "--operations LIST", "What to time.", _list_of("--operations", _OPERATIONS), default=",".join(_OPERATIONS)
 )
 
 
@@ -121,11 +115,10 @@ PATTERNS = {
     "local": Variant.LOCAL,
     "staged": Variant.STAGED,
 }
-_patterns = click.option(
-    "--patterns",
-    metavar="LIST",
-    callback=options.parsed(_list_of("--patterns", PATTERNS)),
-    help=f"What to time: {', '.join(PATTERNS)}.  [default: all; host backend: one-way]",
+_patterns = option(
+    "--patterns LIST",
+    f"What to time: {', '.join(PATTERNS)}.  [default: all; host backend: one-way]",
+    _list_of("--patterns", PATTERNS),
 )
 
 
@@ -158,17 +151,15 @@ def copies(request: Request, *, patterns: tuple[Variant, ...] | None, **_shared:
 _SMALLEST = 8
 # Of Llama-70B.
 _DEFAULT_LAYERS = 80
-_collectives = click.option(
+_collectives = option(
     "--collectives",
-    "of_inference",
-    is_flag=True,
-    help="Time small all-reduces over all GPUs instead: 128 B to 1M in bfloat16, on each kind of memory.",
+    "Time small all-reduces over all GPUs instead: 128 B to 1M in bfloat16, on each kind of memory.",
+    name="of_inference",
 )
-_layers = click.option(
-    "--layers",
-    metavar="L",
-    type=options.COUNT,
-    help=f"Layers of the model whose token --collectives counts.  [default: {_DEFAULT_LAYERS}, as Llama-70B]",
+_layers = option(
+    "--layers L",
+    f"Layers of the model whose token --collectives counts.  [default: {_DEFAULT_LAYERS}, as Llama-70B]",
+    options.COUNT,
 )
 
 
@@ -284,101 +275,50 @@ def _devices(request: Request, count: int | None) -> str | None:
     return ",".join(str(device.index) for device in present[:count])
 
 
-_BYTES, _COUNT = "BYTES", options.COUNT
 # -o is the only letter of nccl-tests that means something else in collbench.
 _REDUCTION, _REDUCTIONS = "--op", (*REDOPS, "all", "mulsum")
-_size = options.parsed(parse_size)
 _NCCL_FLAGS = (
-    click.option("-b", "--minbytes", metavar=_BYTES, callback=_size, help="Smallest size.  [default: 8]"),
-    click.option(
-        "-e",
-        "--maxbytes",
-        metavar=_BYTES,
-        callback=_size,
-        help="Largest size.  [default: 1G; host: 64M; -b if larger]",
+    option("-b, --minbytes BYTES", "Smallest size.  [default: 8]", parse_size),
+    option("-e, --maxbytes BYTES", "Largest size.  [default: 1G; host: 64M; -b if larger]", parse_size),
+    option(
+        "-f, --stepfactor N",
+        "Multiply each size by this; 1: add 1M.  [default: 1 with both -b and -e, as nccl-tests, else 2]",
+        options.COUNT,
     ),
-    click.option(
-        "-f",
-        "--stepfactor",
-        metavar="N",
-        type=_COUNT,
-        help="Multiply each size by this; 1: add 1M.  [default: 1 with both -b and -e, as nccl-tests, else 2]",
+    option(
+        "-n, --iters N", "Calls in a batch, and in the launch loop.  [default: 20]", options.COUNT, name="iterations"
     ),
-    click.option(
-        "-n",
-        "--iters",
-        "iterations",
-        metavar="N",
-        type=_COUNT,
-        help="Calls in a batch, and in the launch loop.  [default: 20]",
+    option(
+        "-w, --warmup_iters N", "Untimed batches before a data point.", click.IntRange(0, MOST_COUNT), name="warmup"
     ),
-    click.option(
-        "-w",
-        "--warmup_iters",
-        "warmup",
-        metavar="N",
-        type=click.IntRange(0, MOST_COUNT),
-        help="Untimed batches before a data point.",
-    ),
-    click.option(
-        "-d",
-        "--dtype",
-        "--datatype",
-        "dtype",
-        metavar="TYPE",
+    option(
+        "-d, --dtype, --datatype TYPE",
+        f"Element type: {', '.join(DTYPE_BYTES)}, or nccl-tests' names.",
+        parse_dtype,
+        name="dtype",
         default="float32",
-        show_default=True,
-        callback=options.parsed(parse_dtype),
-        help=f"Element type: {', '.join(DTYPE_BYTES)}, or nccl-tests' names.",
     ),
     options.redop,
-    click.option(
-        "-r",
-        "--root",
-        metavar="RANK",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Rank of the root.",
+    option("-r, --root RANK", "Rank of the root.", click.IntRange(min=0), default=0),
+    option("-c, --check 0|1", "Verify the data.  [default: 1]", bool, type=click.IntRange(min=0), name="verify"),
+    option(
+        "-G, --cudagraph N",
+        "With 1 or more, --format nccl-tests shows the graph replay's time, not the launch loop's.",
+        click.IntRange(min=0),
+        name="graph",
     ),
-    click.option(
-        "-c",
-        "--check",
-        "verify",
-        metavar="0|1",
-        type=click.IntRange(min=0),
-        callback=options.parsed(bool),
-        help="Verify the data.  [default: 1]",
-    ),
-    click.option(
-        "-G",
-        "--cudagraph",
-        "graph",
-        metavar="N",
-        type=click.IntRange(min=0),
-        help="With 1 or more, --format nccl-tests shows the graph replay's time, not the launch loop's.",
-    ),
-    click.option("-g", "--ngpus", metavar="N", type=_COUNT, help="Measure the first N devices.  [default: all]"),
+    option("-g, --ngpus N", "Measure the first N devices.  [default: all]", options.COUNT),
 )
 
 
-_pairs = click.option("--pairs", is_flag=True, help="Time each pair instead of all devices together.")
-_split = click.option(
-    "--split",
-    metavar="N",
-    type=_COUNT,
-    default=1,
-    help="Time N disjoint communicators concurrently.",
+_OWN_OPTIONS = (
+    option("--pairs", "Time each pair instead of all devices together."),
+    option("--split N", "Time N disjoint communicators concurrently.", options.COUNT, default=1, show_default=False),
+    option("--in-place", "Also time it in place, in separate rows."),
+    option("--latency N", "Also time N single launches.", options.COUNT),
+    _registration,
+    options.layout,
 )
-_in_place = click.option("--in-place", is_flag=True, help="Also time it in place, in separate rows.")
-
-_latency = click.option(
-    "--latency",
-    metavar="N",
-    type=_COUNT,
-    help="Also time N single launches.",
-)
-
 
 _MOST_MATRIX_BYTES = 2**26  # two thousand ranks, each block in 16 digits
 _SEED = re.compile(r"\d{1,9}", re.ASCII)
@@ -437,14 +377,7 @@ def _block_bytes(name: str, text: str) -> int:
     return int(value) // BLOCK_UNIT * BLOCK_UNIT
 
 
-_skew = click.option(
-    "--skew",
-    metavar="KIND",
-    default="uniform",
-    show_default=True,
-    callback=options.parsed(parse_skew),
-    help="Block sizes: zipf:1.2, or FILE.",
-)
+_skew = option("--skew KIND", "Block sizes: zipf:1.2, or FILE.", parse_skew, default="uniform")
 
 
 def _size_of(row: Collective) -> str:
@@ -496,13 +429,11 @@ class CollectiveCommand(MeasuringCommand):
 
 def _command(operation: Operation) -> MeasuringCommand:
     row = operation.collective
-    ours = (_pairs, _split, _in_place, _latency, _registration)
     text = _HELP.format(command=operation, name=row.title, does=row.does, size=_size_of(row), example=row.example)
 
     @measuring_command(
         *((_skew,) if row.irregular else ()),
-        *ours,
-        options.layout,
+        *_OWN_OPTIONS,
         *_NCCL_FLAGS,
         name=operation.value,
         text=text,
@@ -536,9 +467,9 @@ def _command(operation: Operation) -> MeasuringCommand:
         return _with_memory(request, registration, skew)
 
     idle = {name for name, has_a_use in (("redop", row.reduces), ("root", row.rooted)) if not has_a_use}
-    for option in command.params:
-        if isinstance(option, click.Option) and option.name in idle:
-            option.hidden = True  # taken and ignored, as nccl-tests does
+    for param in command.params:
+        if isinstance(param, click.Option) and param.name in idle:
+            param.hidden = True  # taken and ignored, as nccl-tests does
     return command
 
 

@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 from collbench.api.training import TrainRequest, prepare
 from collbench.cli import options
+from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, say
 from collbench.launch import torchrun
 from collbench.launch.torchrun import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, passed_on
@@ -153,35 +154,21 @@ class _Backend(click.Choice[str]):
 
 
 OPTIONS = (
-    click.option("--auto-select", metavar="K", type=options.COUNT, help="Choose the best K devices."),
-    click.option("--devices", metavar="LIST", help="Use these devices instead: nvidia-smi indices or UUIDs."),
+    option("--auto-select K", "Choose the best K devices.", options.COUNT),
+    option("--devices LIST", "Use these devices instead: nvidia-smi indices or UUIDs."),
     options.exclude,
     options.allow_busy,
-    click.option(
-        "--run-file",
-        metavar="FILE",
-        type=options.FILE_NAME,
-        help="Choose from this run file, not from the newest saved run that fits.",
-    ),
+    option("--run-file FILE", "Choose from this run file, not from the newest saved run that fits.", options.FILE_NAME),
     options.max_age,
     options.fresh,
-    click.option(
-        "--backend",
-        metavar="NAME",
-        type=_Backend([name for name in options.BACKEND_NAMES if not is_simulated(name)]),
+    option(
+        "--backend NAME",
+        "cuda (GPUs), host (CPU cores, gloo), or auto: GPUs, never CPU cores.",
+        _Backend([name for name in options.BACKEND_NAMES if not is_simulated(name)]),
         default="auto",
-        show_default=True,
-        help="cuda (GPUs), host (CPU cores, gloo), or auto: GPUs, never CPU cores.",
     ),
-    click.option(
-        "--nccl",
-        metavar="PATH",
-        type=options.FILE_NAME,
-        envvar="COLLBENCH_NCCL",
-        show_envvar=True,
-        help="The job's libnccl.so.2: use only runs that timed it.",
-    ),
-    click.option("--dry-run", is_flag=True, help="Print the environment and the command, and start nothing."),
+    options.nccl_option("The job's libnccl.so.2: use only runs that timed it."),
+    option("--dry-run", "Print the environment and the command, and start nothing."),
 )
 
 

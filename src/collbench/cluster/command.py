@@ -8,46 +8,35 @@ from typing import Any
 import click
 
 from collbench.cli import options
+from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, leave, say, show_page, verbose_option
 from collbench.cluster.api import DEFAULT_BUDGET, DEFAULT_SIZE, survey
 from collbench.model.units import parse_budget, parse_size
 from collbench.ranks.nonzero import serve_rank_0
 
 _own_options = options.apply(
-    click.option("--select", "count", metavar="M", type=options.COUNT, help="Choose the best M nodes."),
-    click.option(
-        "--fabric-cluster",
-        metavar="NAME",
-        type=options.FILE_NAME,
-        help="With --backend sim: name or file of a simulated cluster.",
+    option("--select M", "Choose the best M nodes.", options.COUNT, name="count"),
+    option("--fabric-cluster NAME", "With --backend sim: name or file of a simulated cluster.", options.FILE_NAME),
+    option("--one-way", "Measure each direction separately, to find cables with one bad direction."),
+    option(
+        "--switches FILE",
+        "Each node's switches: Slurm's topology.conf, or lines 'node leaf pod'; slurm: ask scontrol.",
+        options.FILE_NAME,
     ),
-    click.option(
-        "--one-way", is_flag=True, help="Measure each direction separately, to find cables with one bad direction."
-    ),
-    click.option(
-        "--switches",
-        metavar="FILE",
-        type=options.FILE_NAME,
-        help="Each node's switches: Slurm's topology.conf, or lines 'node leaf pod'; slurm: ask scontrol.",
-    ),
-    click.option(
-        "--size",
-        "size_bytes",
-        metavar="SIZE",
+    option(
+        "--size SIZE",
+        "Message size of the all-reduce between two nodes.",
+        parse_size,
+        name="size_bytes",
         default=DEFAULT_SIZE,
-        show_default=True,
-        callback=options.parsed(parse_size),
-        help="Message size of the all-reduce between two nodes.",
     ),
-    click.option(
-        "--budget",
-        metavar="TIME",
+    option(
+        "--budget TIME",
+        "Start no round after this time. Eight rounds are always run.",
+        parse_budget,
         default=f"{DEFAULT_BUDGET:.0f}s",
-        show_default=True,
-        callback=options.parsed(parse_budget),
-        help="Start no round after this time. Eight rounds are always run.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page."),
+    option("--json", "Print JSON instead of the page.", name="as_json"),
     options.backend,
     options.nccl,
     options.output,

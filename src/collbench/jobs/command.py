@@ -16,6 +16,7 @@ import click
 
 from collbench.api.runs import JOB, format_of, load_named, newest
 from collbench.cli import options
+from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, leave, say, show_page
 from collbench.jobs import job_file
 from collbench.jobs.job import Job
@@ -29,15 +30,12 @@ if TYPE_CHECKING:
     from collbench.report.text.layout import Block
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
-_output = click.option(
-    "-o", "--output", metavar="FILE", type=options.FILE, help="Save the job in this file.  [default: job.json, here]"
-)
+_output = option("-o, --output FILE", "Save the job in this file.  [default: job.json, here]", options.FILE)
 
-_calls_per_step = click.option(
-    "--calls-per-step",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="A step has N calls on each rank.  [default: where the job calls collbench.step(), or found in its calls]",
+_calls_per_step = option(
+    "--calls-per-step N",
+    "A step has N calls on each rank.  [default: where the job calls collbench.step(), or found in its calls]",
+    click.IntRange(min=1),
 )
 
 
@@ -48,17 +46,14 @@ _calls_per_step = click.option(
 @options.apply(
     _output,
     options.force,
-    click.option(
-        "--streams",
-        metavar="DIR",
-        type=_FOLDER,
-        help="Folder for the ranks' files, shared by all hosts of the job; it is kept. Without -o no job file is "
+    option(
+        "--streams DIR",
+        "Folder for the ranks' files, shared by all hosts of the job; it is kept. Without -o no job file is "
         "written; without COMMAND the files in the folder are merged.",
+        _FOLDER,
     ),
-    click.option(
-        "--gpu-times",
-        is_flag=True,
-        help="Also record how long each call ran on the GPU (NCCL 2.27 or newer). Slows captured CUDA graphs.",
+    option(
+        "--gpu-times", "Also record how long each call ran on the GPU (NCCL 2.27 or newer). Slows captured CUDA graphs."
     ),
     _calls_per_step,
 )
@@ -197,20 +192,16 @@ def _without(text: str) -> tuple[str, ...]:
 @click.command()
 @click.argument("job", metavar="JOB", type=options.FILE)
 @options.apply(
-    click.option(
-        "--devices",
-        metavar="LIST",
-        help="GPUs for the job's ranks, in rank order: nvidia-smi indices or UUIDs.  [default: the first GPUs]",
+    option(
+        "--devices LIST",
+        "GPUs for the job's ranks, in rank order: nvidia-smi indices or UUIDs.  [default: the first GPUs]",
     ),
-    click.option(
-        "--without",
-        metavar="WHAT",
-        callback=options.parsed(_without),
-        help="Replay it also without p2p, nvlink, shm or ib (several with commas), in turn, and compare.",
+    option(
+        "--without WHAT",
+        "Replay it also without p2p, nvlink, shm or ib (several with commas), in turn, and compare.",
+        _without,
     ),
-    click.option(
-        "--trials", metavar="N", type=options.COUNT, help="How often to time the step.  [default: 8; host: 6]"
-    ),
+    option("--trials N", "How often to time the step.  [default: 8; host: 6]", options.COUNT),
     *options.of_workers,
 )
 def replay(job: Path, *, as_json: bool, **values: Any) -> None:
@@ -251,44 +242,21 @@ def _counts(text: str) -> tuple[int, ...]:
 @click.command()
 @options.run_files
 @options.apply(
-    click.option("--devices", metavar="LIST", help="For a job: devices in rank order: 2,3."),
-    click.option(
-        "--recorded-links",
-        metavar="RUN",
+    option("--devices LIST", "For a job: devices in rank order: 2,3."),
+    option(
+        "--recorded-links RUN",
+        "For a job: a run of the links that it used.  [default: the same runs, on the job's devices]",
+        options.FILE,
         multiple=True,
-        type=options.FILE,
-        help="For a job: a run of the links that it used.  [default: the same runs, on the job's devices]",
     ),
-    click.option("--params", metavar="COUNT", help="Without a job: the network's parameters: 124M, 1.5B."),
-    click.option(
-        "--strategy",
-        type=click.Choice(list(STRATEGIES)),
-        default="ddp",
-        show_default=True,
-        help="How it is trained.",
+    option("--params COUNT", "Without a job: the network's parameters: 124M, 1.5B."),
+    option("--strategy", "How it is trained.", click.Choice(list(STRATEGIES)), default="ddp"),
+    option(
+        "--layers N", "zero3, fsdp: its layers, each sent as one message.", click.IntRange(1, MOST_LAYERS), default=24
     ),
-    click.option(
-        "--layers",
-        metavar="N",
-        type=click.IntRange(1, MOST_LAYERS),
-        default=24,
-        show_default=True,
-        help="zero3, fsdp: its layers, each sent as one message.",
-    ),
-    click.option(
-        "--dtype",
-        type=click.Choice(list(BYTES)),
-        default="bf16",
-        show_default=True,
-        help="Type of what is sent: fp32 for DDP with autocast.",
-    ),
-    click.option(
-        "--gpus",
-        metavar="LIST",
-        callback=options.parsed(_counts),
-        help="Numbers of GPUs to predict for: 2,4.  [default: all that the runs have]",
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/predict.md)."),
+    option("--dtype", "Type of what is sent: fp32 for DDP with autocast.", click.Choice(list(BYTES)), default="bf16"),
+    option("--gpus LIST", "Numbers of GPUs to predict for: 2,4.  [default: all that the runs have]", _counts),
+    option("--json", "Print JSON (docs/predict.md).", name="as_json"),
 )
 def predict(
     files: tuple[Path, ...],

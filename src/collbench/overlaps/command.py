@@ -9,6 +9,7 @@ import click
 
 from collbench.cli import options
 from collbench.cli.measuring import measure_with_workers, new_file
+from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES
 from collbench.overlaps import api as overlapping
 from collbench.overlaps.api import PRIORITIES, Overlapping, parse_computes, parse_ctas
@@ -21,28 +22,20 @@ from collbench.overlaps.api import PRIORITIES, Overlapping, parse_computes, pars
 @options.apply(
     options.devices,
     options.sizes_option("16M,64M,256M,1G; host: 1M,4M,16M"),
-    click.option(
-        "--compute",
-        "computes",
-        metavar="LIST",
-        callback=options.parsed(parse_computes),
-        help="What to compute at the same time: gemm:N (N x N matrix product), memory:N (sum of two vectors of N MiB), "
+    option(
+        "--compute LIST",
+        "What to compute at the same time: gemm:N (N x N matrix product), memory:N (sum of two vectors of N MiB), "
         "or a list.  [default: gemm:8192; host: gemm:512]",
+        parse_computes,
+        name="computes",
     ),
-    click.option(
-        "--priority",
-        type=click.Choice(tuple(PRIORITIES)),
-        default="normal",
-        show_default=True,
-        help="Priority of the collective's stream.",
+    option("--priority", "Priority of the collective's stream.", click.Choice(tuple(PRIORITIES)), default="normal"),
+    option(
+        "--ctas LIST",
+        "Numbers of thread blocks (channels) for NCCL, each in its own row: 1,2,4.  [default: NCCL's choice]",
+        parse_ctas,
     ),
-    click.option(
-        "--ctas",
-        metavar="LIST",
-        callback=options.parsed(parse_ctas),
-        help="Numbers of thread blocks (channels) for NCCL, each in its own row: 1,2,4.  [default: NCCL's choice]",
-    ),
-    click.option("--trials", metavar="N", type=options.COUNT, help="Trials of each data point.  [default: 6; host: 5]"),
+    option("--trials N", "Trials of each data point.  [default: 6; host: 5]", options.COUNT),
     *options.of_workers,
 )
 def overlap(*, as_json: bool, **values: Any) -> None:
