@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from collbench.model.errors import nearest, one_line
+from collbench.model.errors import nearest
+from collbench.model.printable import one_line
 
 _PIECE = 2**20
 # A pipe that the shell gave to this process: `nvidia-smi topo -m | collbench topo --topology /dev/stdin`, <(…).

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from collbench.model.errors import UsageError
-from collbench.model.operations import Operation, Variant, whole_blocks
+from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
+from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
 from collbench.report.nccl_tests import lines
 from tests.builders import gpus, in_words, measured

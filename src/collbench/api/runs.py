@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Protocol, cast
 from collbench import untrusted
 from collbench.api import SILENT, Notices, keywords
 from collbench.model.capabilities import is_simulated
-from collbench.model.errors import RunFileError, UsageError, one_line
+from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
+from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import format_size, parse_size
 from collbench.runfile import run_file, saved_runs

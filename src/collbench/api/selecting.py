@@ -18,8 +18,9 @@ from collbench.api import SILENT, Notices, keywords
 from collbench.choose.choice import Band, Choice, Finalist, Omitted, Origin, Published, Selection
 from collbench.machine import nvidia_smi
 from collbench.machine.labels import labels_within
-from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError, near, one_line
+from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError, near
 from collbench.model.operations import Operation, Variant
+from collbench.model.printable import one_line
 from collbench.model.run import Device
 from collbench.model.units import parse_size
 

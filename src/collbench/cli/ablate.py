@@ -23,7 +23,8 @@ from collbench.cli.train import ScriptCommand, train, train_request
 from collbench.launch import experiment, torchrun
 from collbench.launch.ablation import dumps, load
 from collbench.launch.experiment import Reporter
-from collbench.model.errors import Interrupted, UsageError, one_line
+from collbench.model.errors import Interrupted, UsageError
+from collbench.model.printable import one_line
 from collbench.model.units import parse_budget, parse_precision
 
 # A line that changes more often cannot be read.

@@ -14,8 +14,9 @@ from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import echo, echo_sentence, leave, show_page, verbose_option
 from collbench.judge.outcome import outcome
-from collbench.model.errors import ExitStatus, NotTrusted, UsageError, one_line
+from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation
+from collbench.model.printable import one_line
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_share, parse_size
 from collbench.runfile import run_file

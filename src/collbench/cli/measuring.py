@@ -23,7 +23,8 @@ from collbench.cli.terminal import NOTICES, echo, leave, say, show_page, verbose
 from collbench.judge.outcome import outcome, timed_points
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
-from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, Interrupted, one_line
+from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, Interrupted
+from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import amount, parse_budget, parse_precision, verb
 from collbench.runfile import run_file, saved_runs

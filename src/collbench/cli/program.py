@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 import click
 
 from collbench.machine.launchers import LaunchEnvironment, find_launch
-from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, did_you_mean, one_line
+from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, did_you_mean
 from collbench.model.operations import COLLECTIVES
+from collbench.model.printable import one_line
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

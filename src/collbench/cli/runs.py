@@ -15,7 +15,8 @@ from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, leave, say, show_page, verbose_option
 from collbench.judge.outcome import outcome
-from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError, one_line, printable
+from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError
+from collbench.model.printable import one_line, printable
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
 from collbench.report.sections import section

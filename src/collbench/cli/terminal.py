@@ -14,7 +14,7 @@ import click
 
 from collbench.api import Notices
 from collbench.cli.program import lost, send_nowhere
-from collbench.model.errors import one_line, printable
+from collbench.model.printable import one_line, printable
 from collbench.report.prose import WIDE, filled
 
 if TYPE_CHECKING:

@@ -22,19 +22,8 @@ from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request, default_sizes
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
-from collbench.model.operations import (
-    BLOCK_UNIT,
-    COLLECTIVES,
-    LARGEST_EXPONENT,
-    Blocks,
-    Collective,
-    Operation,
-    Registration,
-    Skew,
-    SkewKind,
-    Variant,
-    Work,
-)
+from collbench.model.operations import COLLECTIVES, Collective, Operation, Registration, Variant, Work
+from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
 from collbench.model.units import DTYPE_BYTES, REDOPS, amount, format_size, parse_dtype, parse_size, parse_sizes
 
 Value = TypeVar("Value")

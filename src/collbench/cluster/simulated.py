@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.model.errors import RunFileError, UsageError, cleaned, did_you_mean
+from collbench.model.errors import RunFileError, UsageError, did_you_mean
+from collbench.model.printable import cleaned
 from collbench.runfile.codec import build, json_fault
 
 Pair = tuple[int, int]

@@ -20,7 +20,8 @@ from collbench.jobs import job_file, recording
 from collbench.jobs.job import Ending, Job, check_sent_again
 from collbench.machine import visible_devices
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError, one_line
+from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError
+from collbench.model.printable import one_line
 from collbench.model.run import Run
 from collbench.model.units import amount, verb
 from collbench.runfile import atomic_write

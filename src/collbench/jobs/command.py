@@ -21,7 +21,8 @@ from collbench.cli.terminal import NOTICES, echo, leave, say, show_page
 from collbench.jobs import job_file
 from collbench.jobs.job import Job
 from collbench.jobs.predict.network import BYTES, MOST_LAYERS, STRATEGIES, Step, parse_parameters
-from collbench.model.errors import ExitStatus, UsageError, one_line
+from collbench.model.errors import ExitStatus, UsageError
+from collbench.model.printable import one_line
 from collbench.model.units import amount
 from collbench.runfile import run_file
 

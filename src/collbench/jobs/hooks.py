@@ -9,7 +9,8 @@ from pathlib import Path
 from collbench.api.runs import JOB, format_of, load_named
 from collbench.cli.terminal import echo, show_page
 from collbench.jobs import job_file
-from collbench.model.errors import UsageError, one_line
+from collbench.model.errors import UsageError
+from collbench.model.printable import one_line
 from collbench.runfile.codec import document
 
 NAME, CALL, OPTIONS = "a recorded job", "collbench.load_job({!r})", ("rank", "against")

@@ -13,8 +13,9 @@ from enum import StrEnum
 from math import floor
 from typing import Annotated
 
-from collbench.model.errors import Count, Micros, Ordinal, Range, UsageError
+from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
+from collbench.model.ranges import Count, Micros, Ordinal, Range
 from collbench.model.units import amount
 
 MICRO = 1e-6  # seconds in a µs: a job's times are µs

@@ -11,7 +11,7 @@ from rich.text import Text
 from collbench.jobs.calls import LateRank, RankRow, Report, Row
 from collbench.jobs.exposed import Exposure
 from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, StepSource, Unknown
-from collbench.model.errors import one_line
+from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
 from collbench.report.text.layout import Block, Lines, Table, both, more, prose, short, table, whole
 from collbench.runfile.codec import picked

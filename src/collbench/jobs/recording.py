@@ -14,7 +14,8 @@ from pathlib import Path
 import collbench
 from collbench import untrusted
 from collbench.machine import lifeline
-from collbench.model.errors import MachineError, UsageError, one_line
+from collbench.model.errors import MachineError, UsageError
+from collbench.model.printable import one_line
 
 FOLDER = "COLLBENCH_RECORD_FOLDER"
 _GPU_TIMES = "COLLBENCH_RECORD_GPU_TIMES"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from collbench import untrusted
 from collbench.jobs.job import MOST_RANKS
-from collbench.model.errors import one_line
+from collbench.model.printable import one_line
 
 MAGIC, VERSION = b"CBSTREAM", 5
 NO_RANK = -1

@@ -15,8 +15,8 @@ from collbench.judge.stats import median_interval, summarize, trial_seconds
 from collbench.judge.tails import Tails, tails
 from collbench.judge.tiers import tolerance
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import Positive, Several
 from collbench.model.operations import Operation, Registration, Variant
+from collbench.model.ranges import Positive, Several
 from collbench.model.run import Measurement, Run
 from collbench.runfile.codec import build
 

@@ -12,7 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from collbench.model.errors import Amount, Ordinal, Positive, UsageError, did_you_mean
+from collbench.model.errors import UsageError, did_you_mean
+from collbench.model.ranges import Amount, Ordinal, Positive
 from collbench.runfile.codec import FileFormat, build, plain
 
 

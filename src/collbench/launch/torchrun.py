@@ -17,7 +17,8 @@ from typing import NoReturn
 from collbench.machine.launchers import Step, find_launch, find_step
 from collbench.machine.visible_devices import NAME
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import MachineError, UsageError, one_line
+from collbench.model.errors import MachineError, UsageError
+from collbench.model.printable import one_line
 from collbench.model.run import Device
 
 # Torchrun's options: where the script begins depends on which of them take a value. The table is kept by hand because

@@ -9,16 +9,7 @@ from dataclasses import dataclass, fields, replace
 from collbench.measurement.backends.protocol import Backend, Step
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
-from collbench.model.operations import (
-    Endpoints,
-    InPlace,
-    Operation,
-    Registration,
-    Variant,
-    Work,
-    whole_blocks,
-    whole_size,
-)
+from collbench.model.operations import Endpoints, InPlace, Operation, Registration, Variant, Work
 from collbench.model.run import (
     Asked,
     CommandKind,
@@ -28,6 +19,7 @@ from collbench.model.run import (
     SkipKind,
     Skipped,
 )
+from collbench.model.skew import whole_blocks, whole_size
 from collbench.model.units import format_approximate_size, format_size, whole_elements
 
 

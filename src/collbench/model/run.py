@@ -13,8 +13,10 @@ from enum import StrEnum
 from itertools import chain
 from typing import Any, Protocol
 
-from collbench.model.errors import Amount, Count, Failure, FailureKind, Ordinal, Positive, Seed, Whole, WrongData
-from collbench.model.operations import COLLECTIVES, Blocks, Operation, Registration, Skew, Variant, Work, blocks_of
+from collbench.model.errors import Failure, FailureKind, WrongData
+from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
+from collbench.model.ranges import Amount, Count, Ordinal, Positive, Seed, Whole
+from collbench.model.skew import Blocks, Skew, blocks_of
 from collbench.model.units import amount, counted, format_size
 
 # The phase before a sweep, in which communicators are made; it is not part of the sweep's seconds.

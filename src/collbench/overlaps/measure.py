@@ -20,8 +20,9 @@ from collbench.model.errors import (
     WrongData,
     failure_of,
 )
-from collbench.model.operations import Operation, Work, whole_blocks
+from collbench.model.operations import Operation, Work
 from collbench.model.run import CommandKind, Run
+from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
 from collbench.overlaps.protocol import DTYPE, QUEUE_ENTRIES, Load, OverlapBackend, OverlapOpened, RankTimes
 from collbench.overlaps.results import NAME, Compute, Overlap, OverlapTrial, Priority

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from collbench.model.errors import Count, Failure, Ordinal, Positive, UsageError
+from collbench.model.errors import Failure, UsageError
 from collbench.model.operations import Work
+from collbench.model.ranges import Count, Ordinal, Positive
 from collbench.model.run import Flag, Result, Run, Trial
 
 

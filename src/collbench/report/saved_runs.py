@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from collbench.model.errors import ExitStatus, one_line
+from collbench.model.errors import ExitStatus
+from collbench.model.printable import one_line
 from collbench.model.units import columns
 
 if TYPE_CHECKING:

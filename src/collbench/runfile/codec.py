@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from collbench import untrusted
-from collbench.model.errors import FINITE, Range, RunFileError, cleaned
+from collbench.model.errors import RunFileError
+from collbench.model.printable import cleaned
+from collbench.model.ranges import FINITE, Range
 
 _T = TypeVar("_T")
 

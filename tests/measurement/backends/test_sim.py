@@ -11,8 +11,9 @@ from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
 from collbench.model.errors import DataCorruption
-from collbench.model.operations import Operation, Skew, SkewKind, Variant, Work
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, StopReason
+from collbench.model.skew import Skew, SkewKind
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, Fault, FaultKind, Noise
 from tests.sim.made import QUIET, complete, faulty, request, simulate, tree

@@ -17,7 +17,8 @@ from collbench.measurement.backends.sim import SimBackend, opened
 from collbench.measurement.backends.torch_process import need_torch
 from collbench.measurement.backends.torch_world import Starter, TorchWorld, open_worlds
 from collbench.model.capabilities import capabilities
-from collbench.model.operations import Work, whole_blocks
+from collbench.model.operations import Work
+from collbench.model.skew import whole_blocks
 from collbench.sim.fabrics import Fabric
 
 # How long a load runs at least, in seconds, in whole steps.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import cast
 
-from collbench.model.errors import Amount, Count, Failure, Ordinal, Positive
+from collbench.model.errors import Failure
+from collbench.model.ranges import Amount, Count, Ordinal, Positive
 from collbench.model.run import Flag, Result, Run, Trial
 
 

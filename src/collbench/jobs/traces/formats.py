@@ -17,7 +17,8 @@ from collbench.jobs.traces.content import Unreadable
 from collbench.jobs.traces.kineto import KinetoReader
 from collbench.jobs.traces.torch_traces import ExecutionTraceReader, FlightRecorderReader
 from collbench.jobs.traces.trace import Reader, Trace
-from collbench.model.errors import RunFileError, one_line
+from collbench.model.errors import RunFileError
+from collbench.model.printable import one_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from collbench.machine import variables
 from collbench.model.errors import Cause, CollbenchError, Failure, FailureKind, StepFailed
-from collbench.model.operations import Blocks, Operation, Variant, Work, blocks_of
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path, RankLaunches, Refusal
+from collbench.model.skew import Blocks, blocks_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.protocol import Backend, OpenWorkers, Step, Timing
 from collbench.model.capabilities import SIM
 from collbench.model.errors import Cause, DataCorruption, Failure, FailureKind, StepFailed, WrongData
-from collbench.model.operations import Buffer, Operation, Variant, Work, across
+from collbench.model.operations import Buffer, Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, RankLaunches, Refusal
+from collbench.model.skew import across
 from collbench.sim import labels
 from collbench.sim.collectives import Messages, truth_of
 from collbench.sim.fabrics import Fabric, Fault, FaultKind

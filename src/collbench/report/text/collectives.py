@@ -29,8 +29,9 @@ from collbench.judge.stats import summarize
 from collbench.judge.tails import PERCENTILES, RankTails, Tails, fewest_launches, tails
 from collbench.judge.tiers import rank_pairs
 from collbench.model.capabilities import capabilities
-from collbench.model.operations import Operation, Registration, Variant, imbalance
+from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import DataPoint, Measurement, Run, tags
+from collbench.model.skew import imbalance
 from collbench.model.units import DTYPE_BYTES, amount, counted, format_size, micro
 from collbench.report import sentences
 from collbench.report.text.frame import ending, header, sim
