@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from collbench.judge.diagnose import Kind, judge
+from collbench.judge.diagnose import Kind, judge, unstaged
 from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Run
+from collbench.model.units import figure
+from collbench.report.text import verdicts
+from collbench.report.text.ranking import pairs_page
 from collbench.runfile import run_file
-from tests.builders import nvml_says, shared, smi_says
+from tests.builders import nvml_says, shared, smi_says, throttled
 from tests.judge.checked import HOST, STAGED, faults, flagged, h200, pcie, slow, the, trials, what, with_check
+from tests.report.pages import text
 
 KEPT = Path(__file__).parents[2] / "benchmarks/results/2026-11-21-4xh200-judging/runs.tar.gz"
 ROW = [(3, other) for other in (0, 1, 2)] + [(other, 3) for other in (0, 1, 2)]
@@ -233,12 +237,46 @@ def test_more_than_a_third_faster_through_host_memory_is_a_contradiction() -> No
     assert Kind.P2P_SLOWER_THAN_STAGED in [v.kind for v in judge(via_host(15.5, 21.0))]
 
 
+WITHOUT_STAGING = (Variant.PLAIN, Variant.HOST)
+
+
+@pytest.mark.parametrize("direct", [9.9, 15.5])
+def test_without_staged_copies_the_page_says_that_p2p_may_be_the_slower(direct: float) -> None:
+    """What `check` accuses once it has staged copies is left open without them, never denied."""
+    run = only(via_host(direct, 21.0), *WITHOUT_STAGING)
+    assert {reading.members for reading in unstaged(run, judge(run))} == {(0, 1), (1, 0)}
+    assert f"P2P reaches {figure(direct)} GB/s on GPU0-GPU1; a" in verdicts.against_staging(run, judge(run))
+    alone = replace(run, devices=run.devices[:2], paths=run.paths[:1])
+    alone.measurements[:] = [m for m in run.measurements if set(m.point.members) <= {0, 1}]
+    assert faults(alone) == []  # nothing to compare the two with
+    page = text(verdicts.page(alone, judge(alone)))
+    assert page.startswith("Nothing contradicts the labels, but P2P may be slower than host memory.")
+    assert "a full 'collbench check' tells whether host memory is faster" in page
+    assert "p2p       P2P reaches" in text(pairs_page(alone))
+
+
+@pytest.mark.parametrize(
+    ("title", "run"),
+    [
+        ("a healthy machine", only(via_host(22.0, 21.0), *WITHOUT_STAGING)),
+        ("staged copies tell", via_host(9.9, 21.0)),
+        ("NVLinks", only(h200(slow(ROW, 0.3)), *WITHOUT_STAGING)),
+        ("a throttled GPU", flagged(only(via_host(9.9, 21.0), *WITHOUT_STAGING), throttled(1))),
+        ("another job", flagged(only(via_host(9.9, 21.0), *WITHOUT_STAGING), shared(0))),
+    ],
+)
+def test_nothing_is_left_open_where_the_rates_do_not_make_it_likely(title: str, run: Run) -> None:
+    assert unstaged(run, judge(run)) == [], title
+
+
 def test_without_peer_access_both_are_staged() -> None:
     run = via_host(9.9, 21.0)
     reported = {"cuda_peers": False, "peer_access": nvml_says("GNS"), "tool_peer_access": smi_says("GNS")}
     refused = tuple(replace(path, **reported) for path in run.paths)  # type: ignore[arg-type]  # a table of fields
     kinds = [v.kind for v in judge(replace(run, paths=refused))]
     assert Kind.P2P_SLOWER_THAN_STAGED not in kinds
+    without = only(replace(run, paths=refused), *WITHOUT_STAGING)
+    assert unstaged(without, judge(without)) == []
 
 
 def test_copies_beside_others_are_not_compared_with_staged_ones() -> None:
@@ -359,3 +397,12 @@ def test_a_detour_of_one_path_may_be_its_own_and_of_a_gpu_is_not() -> None:
     (verdict,) = (v for v in judge(row) if v.kind is Kind.P2P_SLOWER_THAN_STAGED)
     assert (verdict.members, verdict.cause.name) == ((2,), "peer_detour")
     assert "only this path" not in verdict.cause.text
+
+
+def test_one_slow_direction_of_two_gpus_is_no_detour_alone() -> None:
+    """The other direction takes the same way, and is fast."""
+    run = pcie({}, lambda work, m: 9.9 if work.operation.is_copy and m == (0, 1) else 22.0, count=2)
+    measurements = [trials(STAGED, m.point.members, 21.0) if m.point.work == STAGED else m for m in run.measurements]
+    verdict = the(replace(run, measurements=measurements), Kind.P2P_SLOWER_THAN_STAGED)
+    assert verdict.explains == (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER)
+    assert verdict.cause.text.startswith("only one direction of this path is slow (a riser, a switch port), or peer")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from collbench.judge.diagnose.blame import unhealthy_devices
 from collbench.judge.diagnose.collectives import collectives
 from collbench.judge.diagnose.coverage import Coverage, NotDone, coverage, missing
 from collbench.judge.diagnose.devices import degraded_slots, interference, other_processes, unsteady
 from collbench.judge.diagnose.limits import excluded_links, failures, limits
 from collbench.judge.diagnose.links import asymmetries, below_elements, inversions, outliers, staging
-from collbench.judge.diagnose.readings import Facts
+from collbench.judge.diagnose.links import unstaged as unstaged_links
+from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.judge.diagnose.reported import reported
 from collbench.judge.diagnose.verdict import Kind, Link, Severity, Verdict, explained
 from collbench.judge.registration import ordinary
 from collbench.model.run import Run
 
-__all__ = ["Coverage", "Kind", "NotDone", "Severity", "Verdict", "coverage", "judge", "not_judged"]
+__all__ = ["Coverage", "Kind", "NotDone", "Severity", "Verdict", "coverage", "judge", "not_judged", "unstaged"]
 
 
 def judge(run: Run) -> tuple[Verdict, ...]:
@@ -45,3 +48,8 @@ def judge(run: Run) -> tuple[Verdict, ...]:
 def not_judged(run: Run) -> tuple[NotDone, ...]:
     """Return the checks that this run has no data for, with what is missing."""
     return tuple(missing(Facts(ordinary(run))))
+
+
+def unstaged(run: Run, verdicts: Sequence[Verdict]) -> list[Reading]:
+    """Return the copies by P2P than which those through host memory may be faster, which the run does not tell."""
+    return unstaged_links(Facts(ordinary(run)), verdicts)

@@ -19,6 +19,7 @@ from collbench.judge.diagnose.blame import (
     nccl_or_link,
     of_devices,
     on_element,
+    unhealthy_devices,
     verdict_on,
 )
 from collbench.judge.diagnose.collectives import by_setting, nccl_path
@@ -30,12 +31,14 @@ from collbench.judge.diagnose.elements import (
     likeness,
     with_host_memory,
 )
-from collbench.judge.diagnose.limits import ExcludedLinks
+from collbench.judge.diagnose.limits import ExcludedLinks, excluded_links
 from collbench.judge.diagnose.readings import CE, COPY_BYTES, OUTLYING, STAGED, Facts, Reading
 from collbench.judge.diagnose.verdict import (
+    SLOW_LINK,
     Cause,
     Kind,
     Link,
+    Severity,
     Verdict,
     both_ways,
     directed_links,
@@ -54,6 +57,8 @@ from collbench.model.operations import Work
 _ONE_WAY = -math.log(0.9)
 # Copies to the memory of another socket reach two thirds of the rate of those to the own one [nvlink-pairs-2x2].
 _REMOTE = -math.log(0.6)
+# The most that copies through host memory reach of their slots' theoretical rate [nccl#814: 22 of 31.5 GB/s].
+_MOST_STAGED = 0.70
 # With fewer trials of healthy peers, those of other labels and works tell what noise is like.
 _ENOUGH_TRIALS = 12
 # Beyond this many times the lowest of twelve trials, three trials lie in 3 of 1e6 cases even if noise is exponential.
@@ -161,7 +166,7 @@ def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Verdict]:
     for blame in blames(facts, slow, alike, rates=True):
         plains, vias = zip(*(alike[link] for link in blame.links), strict=True)
         first = min(blame.links)
-        only = blame.only if len(alike) > 2 else ""
+        only = blame.only if len(alike) > len(blame.links) else ""
         slow_only = f"{only} is slow (a riser, a switch port), or " if only else ""
         fix = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar; " + slots(facts.run, first)
         if facts.over_nvlink(first):
@@ -169,7 +174,7 @@ def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Verdict]:
         else:
             cause = Cause(
                 "peer_detour",
-                f"peer traffic takes a detour: {slow_only}ACS or the IOMMU routes it through the root complex, or the "
+                f"{slow_only}peer traffic takes a detour: ACS or the IOMMU routes it through the root complex, or the "
                 "link between sockets is slow; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster [nccl#814]",
                 fix,
             )
@@ -178,6 +183,32 @@ def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Verdict]:
         many = blame.gpu is None and not blame.only  # NCCL takes the same detour
         reach = blame.reach or (blame.links if many else frozenset())
         yield verdict_on(facts, Kind.P2P_SLOWER_THAN_STAGED, replace(blame, reach=reach), text, cause, plains)
+
+
+def unstaged(facts: Facts, found: Sequence[Verdict]) -> list[Reading]:
+    """Return the copies by peer access over PCIe than which those through host memory, not measured, may be faster.
+
+    Of a link whose theory is unknown only where a verdict calls it slow; not where another reason was seen.
+    """
+    excluded, through = excluded_links(facts, found), facts.readings.of(STAGED, COPY_BYTES)
+    unhealthy = unhealthy_devices(facts)
+    disturbed = unhealthy.causes.keys() | unhealthy.shared.keys()
+    slow = {link for v in found if v.kind in SLOW_LINK for link in v.links}
+    explained = {link for v in found if v.severity is not Severity.INFO for link in v.links | v.reach} - slow
+
+    def may_be_slower(link: Link, reading: Reading) -> bool:
+        limit = facts.limit(link)
+        if limit is None:
+            return link in slow
+        return facts.readings.interval(reading)[2] < _MOST_STAGED * math.exp(-STAGED_FASTER) * limit
+
+    return [
+        reading
+        for (a, b), reading in facts.readings.of(CE[0], COPY_BYTES).items()
+        if (a, b) not in through and (a, b) not in explained and disturbed.isdisjoint((a, b))
+        if facts.has_peers((a, b)) and not facts.over_nvlink((a, b)) and excluded.comparable(reading)
+        if may_be_slower((a, b), reading)
+    ]
 
 
 def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:

@@ -144,19 +144,20 @@ def both_ways(links: Iterable[Link]) -> frozenset[Link]:
 
 # One root cause, one verdict: a verdict names the weaker ones that it explains, and these are not reported.
 
-_SLOW_LINK = (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER, Kind.ORDER_INVERSION)
-_RATES = (*_SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION, Kind.P2P_SLOWER_THAN_STAGED)
+# A link slower than others.
+SLOW_LINK = (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER, Kind.ORDER_INVERSION)
+_RATES = (*SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION, Kind.P2P_SLOWER_THAN_STAGED)
 # What each kind explains on its links, strongest kind first. A verdict that is explained explains nothing itself.
 _EXPLAINS = {
     Kind.DATA_CORRUPT: (Kind.HANG, Kind.FAILED, Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
     Kind.HANG: (Kind.FAILED, Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
     Kind.P2P_CAP_MISMATCH: (Kind.NV_NOT_USED, Kind.NV_DEGRADED, *_RATES),
     Kind.CONTENTION: (Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
-    Kind.LINKCOUNT_MISMATCH: (Kind.NV_DEGRADED, Kind.HIDDEN_NVLINK, Kind.IMPOSSIBLE, *_SLOW_LINK),
-    Kind.HIDDEN_NVLINK: _SLOW_LINK,
-    Kind.IMPOSSIBLE: (*_SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION),
+    Kind.LINKCOUNT_MISMATCH: (Kind.NV_DEGRADED, Kind.HIDDEN_NVLINK, Kind.IMPOSSIBLE, *SLOW_LINK),
+    Kind.HIDDEN_NVLINK: SLOW_LINK,
+    Kind.IMPOSSIBLE: (*SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION),
     Kind.NV_NOT_USED: (Kind.NV_DEGRADED, *_RATES),
-    Kind.NV_DEGRADED: (Kind.P2P_SLOWER_THAN_STAGED, *_SLOW_LINK),
+    Kind.NV_DEGRADED: (Kind.P2P_SLOWER_THAN_STAGED, *SLOW_LINK),
     Kind.PCIE_DEGRADED: _RATES,
     Kind.P2P_SLOWER_THAN_STAGED: (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER),
     Kind.VIRTUAL_FLAT: (Kind.INTRA_LABEL_OUTLIER,),

@@ -12,6 +12,7 @@ from rich.text import Text
 from collbench.choose.choice import Choice
 from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
+from collbench.judge.diagnose import judge
 from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import FEWEST_TRIALS
 from collbench.judge.summary import Bounded, RankedWork, is_judged
@@ -36,7 +37,7 @@ from collbench.report.text.layout import Figures, Lines, Page, Part, Table, both
 from collbench.report.text.matrix import at_largest, heat_map, legend, render_bandwidths, undecided, unit_of, value
 from collbench.report.text.reference import below, normal_line
 from collbench.report.text.topology import render_labels
-from collbench.report.text.verdicts import contradicted, contradiction
+from collbench.report.text.verdicts import contradicted, contradiction, p2p_line
 from collbench.runfile.codec import picked, plain
 
 # The page of `collbench pairs` and `check`: labels, bandwidths, ranking, recommendation.
@@ -51,6 +52,7 @@ def pairs_page(run: Run) -> Page:
     ranking = evidence(run)
     if ranking is not None:
         yield Lines("\n".join(recommended(run, [*choose_each(run)])))
+        yield from p2p_line(run, judge(run))
         # Below a fault that no figure sees, nothing may read "normal".
         if below(run) or not contradiction(run):
             yield from normal_line(run)

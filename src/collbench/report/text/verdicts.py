@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from collbench.judge import references
-from collbench.judge.diagnose import Coverage, Kind, NotDone, Severity, Verdict, coverage, judge, not_judged
+from collbench.judge.diagnose import Coverage, Kind, NotDone, Severity, Verdict, coverage, judge, not_judged, unstaged
 from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.judge.outcome import outcome
 from collbench.machine.labels import rank_key
@@ -83,6 +83,7 @@ def page(
     healthy = _healthy(run, covered, verdicts)
     judged = [Lines(f"agree     {healthy}")] if healthy else []
     judged += [Lines(f"unjudged  {line}") for line in unjudged(run, covered)]
+    judged += p2p_line(run, verdicts)
     if below or not faults:  # below a fault that no figure sees, nothing may read "normal"
         judged += reference.normal_line(run)
     yield from [] if faults or below else [concluded]
@@ -102,6 +103,20 @@ def page(
     if further:
         yield from (*([Text()] if faults else []), *further)
     yield from short(Lines(f"\n{origin(run)}"))
+
+
+def against_staging(run: Run, verdicts: Sequence[Verdict]) -> str:
+    """Return on which links copies through host memory may be faster, which this run cannot tell; "" if on none."""
+    slow = unstaged(run, verdicts)
+    if not slow:
+        return ""
+    links = {reading.members for reading in slow}
+    pairs = {(min(link), max(link)): "-" if link[::-1] in links else "→" for link in links}
+    names = [tags(link if link in links else link[::-1], run.devices, joint) for link, joint in sorted(pairs.items())]
+    low, high = (figure(pick(reading.gbs for reading in slow)) for pick in (min, max))
+    reached = f"{span(low, high, '-')} GB/s{sim(run, ' sim')}"
+    ask = "a full 'collbench check' tells whether host memory is faster"
+    return f"P2P reaches {reached} on {abridged(names, _MOST_NAMES)}; {ask}"
 
 
 def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
@@ -142,7 +157,11 @@ def as_json(
         "judged": len(covered.judged),
         "failed": "; ".join(filter(None, (headline(run), f"FAILED: {shortfall}" if shortfall else ""))),
         "verdicts": [_plain(run, verdict) for verdict in verdicts],
-        "not_judged": [*unjudged(run, covered), *(not_done(one, run) for one in not_judged(run))],
+        "not_judged": [
+            *unjudged(run, covered),
+            *filter(None, [against_staging(run, verdicts)]),
+            *(not_done(one, run) for one in not_judged(run)),
+        ],
         "reference": reference.as_json(references.judge(run, references.load())),
     }
 
@@ -192,8 +211,11 @@ def conclusion(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
         return f"{run.devices[0].tag}: slot, health and copies with host memory agree. One GPU has no pair to judge."
     if not covered.judged:
         return sentence(share)
+    judged = f"{sentence(share)} " if covered.missed else ""
+    if against_staging(run, verdicts):
+        return f"{judged}Nothing contradicts the labels, but P2P may be slower than host memory."
     if covered.missed:
-        return f"{sentence(share)} For these, labels, tools and measurement agree."
+        return f"{judged}For these, labels, tools and measurement agree."
     return "Labels, tools and measurement agree."
 
 
@@ -227,6 +249,12 @@ def contradicted(run: Run, name: str) -> Iterator[Lines]:
     """Yield the worst contradiction in a run, and which command explains it; `name` is the run's in a command line."""
     if worst := contradiction(run):
         yield Lines(f"{worst}: 'collbench check {name}' explains it", style=ALARM)
+
+
+def p2p_line(run: Run, verdicts: Sequence[Verdict]) -> list[Lines]:
+    """Return the line of `against_staging`, none where P2P is not that slow."""
+    staging = against_staging(run, verdicts)
+    return [Lines(f"p2p       {staging}")] if staging else []
 
 
 def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
