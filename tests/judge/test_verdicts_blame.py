@@ -326,7 +326,8 @@ def test_the_label_of_a_verdict_is_that_of_its_figures(seed: int) -> None:
     asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",))
     run = simulate(replace(machine, faults=(slowed,)), asked, seed)
     for verdict in faults(run):
-        assert f" below the best {verdict.label} links (" in verdict.text
+        assert f" GB/s of the best {verdict.label} links (" in verdict.text
         assert verdict.measured is not None
         low, _, high = verdict.measured
         assert high < 1.2 * low
+        assert high < float(verdict.text.split(" GB/s")[0].split()[-1]) < 1.2 * high

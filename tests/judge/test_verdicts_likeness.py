@@ -29,7 +29,7 @@ BOTH = [(1, 3), (3, 1)]
 def test_one_slow_direction() -> None:
     verdict = the(h200(slow([(0, 1)], 0.85)), Kind.ASYMMETRY)
     assert verdict.members == (0, 1)
-    assert what(verdict).startswith("GPU0 → GPU1: 15% slower than the opposite direction (")
+    assert what(verdict).startswith("GPU0 → GPU1: 15% slower than the 376.0 GB/s of the opposite direction (")
     assert verdict.explains == (Kind.INTRA_LABEL_OUTLIER,)
 
 
@@ -47,7 +47,7 @@ def test_all_that_one_gpu_sends_is_slow() -> None:
 def test_one_slow_pair_blames_the_link() -> None:
     verdict = the(h200(slow(BOTH, 0.92)), Kind.INTRA_LABEL_OUTLIER)
     assert verdict.members == (1, 3)
-    assert "GPU1-GPU3: 8% below the best NV18 links" in what(verdict)
+    assert "GPU1-GPU3: 8% below the 396.0 GB/s of the best NV18 links" in what(verdict)
     assert verdict.cause.name == "one_nvlink"
     assert verdict.measured is not None
     assert 0.92 * 370 < verdict.measured[0] <= verdict.measured[1] <= verdict.measured[2] < 0.93 * 397
@@ -109,7 +109,7 @@ def pix(rate: float, other: float) -> Rate:
 def test_a_better_label_that_is_beaten() -> None:
     verdict = the(pcie({(0, 1): "PIX"}, pix(15.0, 22.0)), Kind.ORDER_INVERSION)
     assert (verdict.members, verdict.label) == ((0, 1), "PIX")
-    assert "32% less than PHB pairs" in what(verdict)
+    assert "32% less than the 22.0 GB/s of PHB pairs" in what(verdict)
 
 
 def test_no_peer_access_is_the_cause_of_an_inversion() -> None:

@@ -1,6 +1,8 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from collbench.judge.diagnose import Kind, Severity, judge
@@ -12,6 +14,7 @@ from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import ALL
 from tests.judge.checked import h200
 from tests.report.pages import text
+from tests.sim import faults
 from tests.sim.made import simulate
 
 
@@ -86,3 +89,19 @@ def test_check_says_what_is_below_normal_where_labels_and_copies_agree() -> None
     assert (told["exit_status"], below) == (3, ["allreduce"])
     healthy = nccl_at(320.0)
     assert (verdicts.status(healthy, []), verdicts.contradiction(healthy)) == (ExitStatus.DONE, "")
+
+
+@pytest.mark.parametrize("kind", ["asymmetry", "intra-label-outlier", "order-inversion"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_rate_the_percent_and_what_it_is_of_multiply_out(kind: str, seed: int) -> None:
+    asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",), isolated=True)
+    fabric = faults.with_fault(fabrics.load("pcie-4-two-bridges"), kind, np.random.default_rng(seed))[0]
+    verdict = judge(simulate(fabric, asked, seed))[0]
+    assert verdict.kind.lower().replace("_", "-") == kind
+    assert verdict.measured is not None
+    assert verdict.theory_gbs is not None
+    said = re.search(r"(\d+)% (?:slower than|less than|below) the ([\d.]+) GB/s of", verdicts.finding(verdict))
+    assert said, verdicts.finding(verdict)
+    share, base = 1 - int(said[1]) / 100, float(said[2])
+    assert verdict.measured[1] == pytest.approx(share * base, abs=0.006 * base)
+    assert f"{verdict.measured[1]:.1f} GB/s, theory {verdict.theory_gbs:.3g}" in verdicts.finding(verdict)

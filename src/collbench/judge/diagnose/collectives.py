@@ -13,6 +13,7 @@ from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, indices, names
 from collbench.machine.theory import DEGRADED
 from collbench.model.run import tags
+from collbench.model.units import span
 
 # NCCL's busbw over the rate of copy engines on the slowest link. Over NVLink 64 MiB on two H200 reach 0.68 and
 # 1 GiB 0.83, with NCCL_P2P_DISABLE=1 0.07 [H200x4]. Over PCIe both ways share more, and NCCL takes host memory between
@@ -167,7 +168,9 @@ def _verdict(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], unhealt
     works = names(case.reading.work for case in cases)
     cause = _cause(facts, blame, unhealthy, unused=unused)
     ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
-    text = f"NCCL reaches {worst.reading.gbs / worst.allowed:.0%} of the capacity of its slowest link ({works})"
+    shares = sorted(case.reading.gbs / case.allowed for case in cases if case.reading.work == worst.reading.work)
+    share = span(f"{shares[0]:.0%}", f"{shares[-1]:.0%}")
+    text = f"NCCL reaches {share} of the capacity of its slowest link ({works})"
     if unused:
         label = facts.label(first_link(blame, ours))
         text = f"NCCL is no faster than PCIe, though the label is {label} ({works})"

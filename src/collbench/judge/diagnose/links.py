@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import NormalDist, fmean, median, quantiles
@@ -50,6 +50,7 @@ from collbench.judge.stats import MAD_TO_SIGMA
 from collbench.machine.labels import UNKNOWN, chained, rank_key
 from collbench.machine.theory import DEGRADED
 from collbench.model.operations import Work
+from collbench.model.units import figure
 
 # The two ways of a pair, links of one label, and peer access against copies through host memory.
 
@@ -75,6 +76,11 @@ class Gap(NamedTuple):
     error: float
     chance: float = 0.0  # that noise alone makes all of its trials so low, whatever the distribution of the noise
 
+    @property
+    def normal(self) -> float:
+        """What it should equal, in GB/s."""
+        return math.exp(self.reading.middle + self.gap)
+
 
 _NVLINK_LANES = Cause(
     "nvlink_lanes", "one direction's lanes: NVLinks of this path replay packets or run at a lower rate"
@@ -99,13 +105,14 @@ def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevic
                 gaps[a, b].append(Gap(there, back.middle - there.middle, error, chance))
     slow = {link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _ONE_WAY))}
     for blame in blames(facts, slow, gaps, rates=True):
-        worst, readings, works = _worst(blame, slow)
+        worst, works, normal = _worst(blame, slow)
         if blame.gpu is not None:
             likely = cause_of(facts.run, Part.ONE_DIRECTION, (blame.gpu,))
         else:
             likely = _NVLINK_LANES if facts.over_nvlink(min(blame.links)) else _PCIE_DIRECTION
-        text = f"{1 - math.exp(-worst.gap):.0%} slower than the opposite direction ({works})"
-        yield _slow(facts, Kind.ASYMMETRY, blame, readings, text, likely, unhealthy)
+        opposite = f"{figure(normal)} GB/s of the opposite direction"
+        text = f"{_below(facts, worst, normal)} slower than the {opposite} ({works})"
+        yield _slow(facts, Kind.ASYMMETRY, blame, worst, text, likely, unhealthy)
 
 
 def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
@@ -121,10 +128,11 @@ def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices)
             link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, OUTLYING))
         }
         for blame in blames(facts, slow, gaps, rates=True, collective=collective):
-            worst, readings, works = _worst(blame, slow)
-            text = f"{1 - math.exp(-worst.gap):.0%} below the best {worst.reading.label} links ({works})"
-            likely = _outlier_cause(facts, blame, worst.reading)
-            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, text, likely, unhealthy)
+            worst, works, normal = _worst(blame, slow)
+            best = f"{figure(normal)} GB/s of the best {worst[0].reading.label} links"
+            text = f"{_below(facts, worst, normal)} below the {best} ({works})"
+            likely = _outlier_cause(facts, blame, worst[0].reading)
+            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, worst, text, likely, unhealthy)
 
 
 def below_elements(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
@@ -147,9 +155,10 @@ def below_elements(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdic
             continue
         worst, works = max(ours, key=lambda gap: gap.gap), names(gap.reading.work for gap in ours)
         blame, likely = on_element(facts, element, element.links), element.cause(facts.run)
-        text = f"{1 - math.exp(-worst.gap):.0%} below the best PCIe links ({works})"
-        readings = [gap.reading for gap in ours if gap.reading.work.operation is worst.reading.work.operation]
-        yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, text, likely, unhealthy)
+        gaps = [gap for gap in ours if gap.reading.work.operation is worst.reading.work.operation]
+        normal = median(gap.normal for gap in gaps)
+        text = f"{_below(facts, gaps, normal)} below the {figure(normal)} GB/s of the best PCIe links ({works})"
+        yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, gaps, text, likely, unhealthy)
 
 
 def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Verdict]:
@@ -229,13 +238,19 @@ def _of_all(chances: Sequence[float]) -> float:
     return math.exp(-half) * math.fsum(half**n / math.factorial(n) for n in range(len(chances)))
 
 
-def _worst(blame: Blame, slow: Mapping[Link, Sequence[Gap]]) -> tuple[Gap, list[Reading], str]:
-    """Return the widest gap of the blamed links, its work's readings on those with its label, and all works."""
+def _worst(blame: Blame, slow: Mapping[Link, Sequence[Gap]]) -> tuple[list[Gap], str, float]:
+    """Return the gaps of the blamed links in the work and label of the widest, all works, and their normal rate."""
     gaps = [gap for link in sorted(blame.links) for gap in slow[link]]
     worst = max(gaps, key=lambda gap: gap.gap)
-    alike = (worst.reading.work, worst.reading.label)
-    readings = [gap.reading for gap in gaps if (gap.reading.work, gap.reading.label) == alike]
-    return worst, readings, names(gap.reading.work for gap in gaps)
+    alike = [gap for gap in gaps if (gap.reading.work, gap.reading.label) == (worst.reading.work, worst.reading.label)]
+    return alike, names(gap.reading.work for gap in gaps), median(gap.normal for gap in alike)
+
+
+def _below(facts: Facts, gaps: Sequence[Gap], normal: float) -> str:
+    """Return by how much the middle of these readings, which the page shows, is below a normal rate, or the worst."""
+    middle = facts.readings.span(gap.reading for gap in gaps)[1]
+    of_middle, of_worst = (f"{1 - ratio:.0%}" for ratio in (middle / normal, math.exp(-max(gap.gap for gap in gaps))))
+    return of_middle if of_middle == of_worst else f"up to {of_worst}"
 
 
 def _by_label(facts: Facts, work: Work, excluded: ExcludedLinks) -> dict[str, list[Reading]]:
@@ -326,7 +341,7 @@ def _slow(
     facts: Facts,
     kind: Kind,
     blame: Blame,
-    readings: Collection[Reading],
+    worst: Sequence[Gap],
     text: str,
     likely: Cause,
     unhealthy: UnhealthyDevices,
@@ -336,7 +351,7 @@ def _slow(
     if seen and blame.gpu is not None:  # whatever their labels
         blame = replace(blame, reach=blame.reach | facts.links_of(blame.gpu))
     cause = seen or replace(blame.cause or likely, fix=link_state(facts, min(blame.links)))
-    return verdict_on(facts, kind, blame, text, cause, readings)
+    return verdict_on(facts, kind, blame, text, cause, [gap.reading for gap in worst])
 
 
 def link_state(facts: Facts, link: Link) -> str:
@@ -455,7 +470,9 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Verdi
         )
     works = names(reading.work for case in cases for reading in case.readings)
     better = f"{facts.label(first_link(blame, worst.readings))} pairs of {blame.place}"
-    less = f"reach {1 - math.exp(-worst.gap):.0%} less than {worst.worse} pairs, though the label is better ({works})"
+    normal = facts.readings.span(worst.readings)[1] * math.exp(worst.gap)
+    less = f"reach {1 - math.exp(-worst.gap):.0%} less than the {figure(normal)} GB/s of {worst.worse} pairs"
+    less += f", though the label is better ({works})"
     blame = replace(blame, place=f"{better} {less}")
     return verdict_on(facts, Kind.ORDER_INVERSION, blame, "", likely, worst.readings)
 

@@ -330,7 +330,8 @@ def finding(verdict: Verdict) -> str:
     """Return a verdict in one line: its kind, where it is, the cause that was seen or what was found, and the rates."""
     rates = ""
     if verdict.measured is not None and verdict.theory_gbs is not None and verdict.kind is not Kind.IMPOSSIBLE:
-        rates = f"{figure(verdict.measured[1])} of {fixed(verdict.theory_gbs)} GB/s"
+        limit = _LIMITS.get(verdict.kind, "theory")
+        rates = f"{figure(verdict.measured[1])} GB/s, {limit} {fixed(verdict.theory_gbs)}"
     unsure = "" if verdict.confirmed else "not confirmed in isolation"
     found = (verdict.cause.text, rates) if verdict.cause.seen else (rates, verdict.text)
     said = "; ".join(filter(None, (*found, unsure)))
