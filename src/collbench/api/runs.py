@@ -58,7 +58,10 @@ def load(path: str | os.PathLike[str]) -> MeasuredRun:
         raise
 
 
-def load_named(files: Iterable[Path]) -> list[tuple[str, Run]]:
+NamedRun = tuple[str, Run]
+
+
+def load_named(files: Iterable[Path]) -> list[NamedRun]:
     """Return each file's printable name and its run. Raises RunFileError."""
     return [(one_line(str(file)), run_file.load(file)) for file in files]
 

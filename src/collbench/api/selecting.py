@@ -222,8 +222,6 @@ def _published(name: str, labels: Sequence[str], request: SelectRequest) -> Iter
 # The chosen devices as arguments or variables of what starts jobs: a shell, docker, apptainer, srun.
 
 LIST = "list"
-# These act on a machine, so the devices must be that machine's.
-ACTING = ("env", "docker", "apptainer", "slurm")
 # GPU-…, MIG-…, MIG-GPU-…/1/0; "" of saved labels.
 _UUID = re.compile(r"[0-9A-Za-z/_-]*")
 
@@ -237,8 +235,7 @@ def device_line(layout: str, devices: Sequence[Device]) -> str:
         raise UsageError(f"{wrong.tag} has '{wrong.uuid}', which is not a UUID: write --format text, list or json")
     if any(device.is_core for device in devices):
         raise UsageError(f"--format {layout} is for GPUs, and these are CPU cores: write --format list or json")
-    lines = {"env": _shell, "docker": _docker, "apptainer": _apptainer, "slurm": _srun}
-    return lines[layout](devices)
+    return ACTING[layout](devices)
 
 
 def variables(devices: Sequence[Device]) -> dict[str, str]:
@@ -279,6 +276,10 @@ def _srun(devices: Sequence[Device]) -> str:
     job: among the job's GPUs where cgroups constrain devices, else among all of the node [srun(1), --gpu-bind].
     """
     return f"--nodes=1 --ntasks={len(devices)} --gpu-bind=map_gpu:{_indices(devices)}"
+
+
+# These act on a machine, so the devices must be that machine's.
+ACTING = {"env": _shell, "docker": _docker, "apptainer": _apptainer, "slurm": _srun}
 
 
 def _names(devices: Sequence[Device]) -> list[str]:

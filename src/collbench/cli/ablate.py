@@ -90,7 +90,15 @@ class _Ablate(ScriptCommand):
 
 
 _EXAMPLE = "collbench ablate --auto-select 2 --without p2p -- train.py"
-_own_options = options.apply(
+
+
+@click.command(
+    cls=_Ablate,
+    unlisted=train.listed,
+    options_metavar="(--without WHAT | --against LIST) (--auto-select K | --devices LIST) [OPTIONS] [TRAIN OPTIONS] --",
+    epilog="The options of 'collbench train' and of torchrun apply to every run: see 'collbench train --help'.",
+)
+@options.apply(
     option(
         "--without WHAT",
         "Second arm: without p2p, nvlink, shm or ib (several with commas), or with NCCL_NAME=VALUE.",
@@ -119,15 +127,6 @@ _own_options = options.apply(
     option("--json", "Print the file's content instead of the page.", name="as_json"),
     option("-v, --verbose", "Also print the script's output on stderr."),
 )
-
-
-@click.command(
-    cls=_Ablate,
-    unlisted=train.listed,
-    options_metavar="(--without WHAT | --against LIST) (--auto-select K | --devices LIST) [OPTIONS] [TRAIN OPTIONS] --",
-    epilog="The options of 'collbench train' and of torchrun apply to every run: see 'collbench train --help'.",
-)
-@_own_options
 def ablate(*, as_json: bool, verbose: bool, **values: Any) -> None:
     """Train SCRIPT several times unchanged and several times with one change, in turn, on the same devices.
 

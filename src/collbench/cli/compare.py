@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from collbench.api.runs import NamedRun, load_named
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import echo, echo_sentence, leave, show_page, verbose_option
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation
-from collbench.model.printable import one_line
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_share, parse_size
-from collbench.runfile import run_file
 
 if TYPE_CHECKING:
     from collbench.judge.references import Figure
+
+
+def _parse_share(text: str) -> float:
+    """Return the ratio that `text` names: "5%" or "0.05". Raises UsageError."""
+    ratio = parse_share(text)
+    if ratio is None or ratio >= 1:
+        raise UsageError(f"--fail-below '{text}' is not a share from 0 to below 100%: write 5%, 2.5% or 0.05")
+    return ratio
 
 
 @click.command(cls=options.CheckedCommand)
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
 @option(
     "--fail-below SHARE",
     "Exit with 3 if something is slower than the base by significantly more than this.",
+    _parse_share,
     default="5%",
 )
 @option(
@@ -44,7 +52,7 @@ if TYPE_CHECKING:
 @verbose_option
 def compare(
     files: tuple[Path, ...],
-    fail_below: str,
+    fail_below: float,
     history: tuple[Path, ...],
     operation: Operation | None,
     reference: bool,
@@ -64,17 +72,13 @@ def compare(
       collbench compare base.json new.json --history older.json
       collbench compare run.json --reference
     """
-    limit = _parse_share(fail_below)
     run_files = options.all_named_or_newest(files, of_links=True) if reference else files
     _check_count(run_files, history, reference=reference)
-    runs = [run_file.load(path) for path in run_files]
-    earlier = {path: run_file.load(path) for path in history}
+    runs, earlier = load_named(run_files), load_named(history)
     if reference:
-        status = _reference(runs[0], operation, as_json=as_json)
+        leave(_reference(runs[0][1], operation, as_json=as_json))
     else:
-        (base, new), (base_file, new_file) = runs, run_files
-        status = _changes((base, new), (base_file, new_file), limit, operation, earlier, as_json=as_json)
-    leave(status)
+        leave(_changes(runs, earlier, fail_below, operation, as_json=as_json))
 
 
 def _check_count(paths: Sequence[Path], history: Sequence[Path], *, reference: bool) -> None:
@@ -97,13 +101,7 @@ def _check_count(paths: Sequence[Path], history: Sequence[Path], *, reference: b
 
 
 def _changes(
-    runs: tuple[Run, Run],
-    paths: tuple[Path, Path],
-    limit: float,
-    wanted: Operation | None,
-    history: Mapping[Path, Run],
-    *,
-    as_json: bool,
+    runs: Sequence[NamedRun], history: Sequence[NamedRun], limit: float, wanted: Operation | None, *, as_json: bool
 ) -> int:
     """Print what changed from the first run to the second; return the status."""
     # Late: numpy takes as long to load as the rest of the program.
@@ -111,30 +109,32 @@ def _changes(
     from collbench.judge.compare import compare as compared
     from collbench.report.text import comparison
 
-    for path, run in history.items():
-        check_history(runs[0], run, one_line(str(path)))
-    found = compared(*runs, limit, wanted, tuple(history.values()))
+    (base_name, base), (new_name, new) = runs
+    for name, run in history:
+        check_history(base, run, name)
+    found = compared(base, new, limit, wanted, [run for _, run in history])
     if not found.changes:
-        _nothing(runs, paths, wanted)
+        _nothing(runs, wanted)
     if as_json:
         echo(comparison.as_json(found), end="")
     else:
-        show_page(comparison.page(found, (one_line(str(paths[0])), one_line(str(paths[1])))))
+        show_page(comparison.page(found, (base_name, new_name)))
     return found.status
 
 
-def _nothing(runs: tuple[Run, Run], paths: tuple[Path, Path], wanted: Operation | None) -> None:
+def _nothing(runs: Sequence[NamedRun], wanted: Operation | None) -> None:
     """Raise NotTrusted where failures left nothing to compare, UsageError if the runs are of different things."""
     of = f" of {wanted}" if wanted else ""
     from collbench.report.text.frame import headline  # late: numpy
 
-    if failed := [f"{path} {headline(run)}" for run, path in zip(runs, paths, strict=True) if outcome(run).troubles]:
+    (base_name, _), (new_name, new) = runs
+    if failed := [f"{name} {headline(run)}" for name, run in runs if outcome(run).troubles]:
         raise NotTrusted(
             f"no data point{of} was measured in both runs: {'; '.join(failed)}",
-            max(ExitStatus.FAILED, outcome(runs[1]).status),
+            max(ExitStatus.FAILED, outcome(new).status),
         )
     raise UsageError(
-        f"{paths[0]} and {paths[1]} have no data point{of} in common: measure both with the same command and sizes"
+        f"{base_name} and {new_name} have no data point{of} in common: measure both with the same command and sizes"
     )
 
 
@@ -143,20 +143,11 @@ def _reference(run: Run, wanted: Operation | None, *, as_json: bool) -> int:
     from collbench.report.text import reference
 
     answers = judge(run, load(), wanted)
-    status = answers.status
     if as_json:
-        echo(reference.dumps(answers, status), end="")
+        echo(reference.dumps(answers, answers.status), end="")
     else:
         show_page(reference.page(answers))
-    return status
-
-
-def _parse_share(text: str) -> float:
-    """Return the ratio that `text` names: "5%" or "0.05". Raises UsageError."""
-    ratio = parse_share(text)
-    if ratio is None or ratio >= 1:
-        raise UsageError(f"--fail-below '{text}' is not a share from 0 to below 100%: write 5%, 2.5% or 0.05")
-    return ratio
+    return answers.status
 
 
 # Which published figures there are, and whether one number is normal.

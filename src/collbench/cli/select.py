@@ -65,7 +65,10 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
         raise
 
 
-_own_options = options.apply(
+@click.command(cls=_Select)
+@click.argument("count", metavar="K", type=options.COUNT)
+@click.argument("file", metavar="[RUN.JSON]", required=False, type=options.FILE_NAME)
+@options.apply(
     option("--any-machine", "With RUN.JSON: accept a run of another or a simulated machine."),
     option("--topology FILE", "Choose by the labels in saved 'nvidia-smi topo -m' text.", options.FILE_NAME),
     option(
@@ -103,12 +106,6 @@ _own_options = options.apply(
     options.nccl,
     verbose_option,
 )
-
-
-@click.command(cls=_Select)
-@click.argument("count", metavar="K", type=options.COUNT)
-@click.argument("file", metavar="[RUN.JSON]", required=False, type=options.FILE_NAME)
-@_own_options
 def select(*, layout: str, as_json: bool, **values: Any) -> None:
     """Choose the best K devices of this machine, or of a simulated one, and print the reason.
 

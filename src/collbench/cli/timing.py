@@ -24,7 +24,16 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Collective, Operation, Registration, Variant, Work
 from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
-from collbench.model.units import DTYPE_BYTES, REDOPS, amount, format_size, parse_dtype, parse_size, parse_sizes
+from collbench.model.units import (
+    DTYPE_BYTES,
+    REDOPS,
+    amount,
+    format_size,
+    multiplied,
+    parse_dtype,
+    parse_size,
+    parse_sizes,
+)
 
 Value = TypeVar("Value")
 
@@ -235,12 +244,7 @@ def _sizes(
             f"from {format_size(first)} to {format_size(last)} in steps of {format_size(_STEP)} are {steps + 1} sizes: "
             "double them with -f 2"
         )
-    if factor == 1:
-        return tuple(range(first, last + 1, _STEP))
-    sizes = [first]
-    while sizes[-1] * factor <= last:
-        sizes.append(sizes[-1] * factor)
-    return tuple(sizes)
+    return tuple(range(first, last + 1, _STEP)) if factor == 1 else multiplied(first, last, factor)
 
 
 def _devices(request: Request, count: int | None) -> str | None:

@@ -14,7 +14,9 @@ from collbench.cluster.api import DEFAULT_BUDGET, DEFAULT_SIZE, survey
 from collbench.model.units import parse_budget, parse_size
 from collbench.ranks.nonzero import serve_rank_0
 
-_own_options = options.apply(
+
+@click.command()
+@options.apply(
     option("--select M", "Choose the best M nodes.", options.COUNT, name="count"),
     option("--fabric-cluster NAME", "With --backend sim: name or file of a simulated cluster.", options.FILE_NAME),
     option("--one-way", "Measure each direction separately, to find cables with one bad direction."),
@@ -44,10 +46,6 @@ _own_options = options.apply(
     options.seed,
     verbose_option,
 )
-
-
-@click.command()
-@_own_options
 def nodes(*, as_json: bool, **values: Any) -> None:
     """Find slow nodes and uplinks of a cluster, and choose the best M nodes.
 

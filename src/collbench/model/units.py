@@ -133,6 +133,11 @@ def _parse_range(text: str) -> tuple[int, ...]:
     factor = _parse_factor(fields[2]) if len(fields) == 3 else 2
     if low > high:
         raise UsageError(f"size range '{text}' starts above its end: write {fields[1]}:{fields[0]}")
+    return multiplied(low, high, factor)
+
+
+def multiplied(low: int, high: int, factor: int) -> tuple[int, ...]:
+    """Return `low` and what multiplying it by a factor above 1 gives up to `high`."""
     sizes = [low]
     while sizes[-1] * factor <= high:
         sizes.append(sizes[-1] * factor)
