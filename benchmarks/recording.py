@@ -46,7 +46,7 @@ from typing import Any
 from collbench.jobs import job_file
 from collbench.jobs.calls import kernels, report
 from collbench.jobs.job import Ending, Job, JobRank
-from collbench.overlaps.factors import mean_interval
+from collbench.overlaps.section import mean_interval
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.native.recorded import ABIS, Made, play  # the tests' program that plays NCCL

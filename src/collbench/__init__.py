@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collbench.jobs.predict.network import predict as predict
     from collbench.jobs.replay.measure import replay as replay
     from collbench.model.errors import CollbenchError as Error
-    from collbench.overlaps.api import overlap as overlap
+    from collbench.overlaps.command import overlap as overlap
 
     __version__: str
 
@@ -44,7 +44,7 @@ _HOMES = {
     "load_job": "jobs.api",
     "measure": "cli.calls",
     "nodes": "cluster.api",
-    "overlap": "overlaps.api",
+    "overlap": "overlaps.command",
     "predict": "jobs.predict.network",
     "rank": "api.runs",
     "replay": "jobs.replay.measure",

@@ -14,12 +14,12 @@ import pytest
 from collbench.judge import stats
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
-from collbench.overlaps.api import request_of
-from collbench.overlaps.factors import summarize
-from collbench.overlaps.measure import begun_run, measure
+from collbench.overlaps.backends import open_overlap
+from collbench.overlaps.command import request_of
+from collbench.overlaps.measure import measure
 from collbench.overlaps.protocol import OPERATIONS, OverlapOpened
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority, overlaps_of
-from collbench.overlaps.worlds import open_overlap
+from collbench.overlaps.section import summarize
 from collbench.runfile import run_file
 from tests.cli.program import collbench
 from tests.gpu.machine import need_gpus
@@ -63,7 +63,7 @@ def workers() -> Iterator[OverlapOpened]:
 
 def measured(workers: OverlapOpened, **options: object) -> list[Overlap]:
     request = request_of({**REQUEST, **options}, ("overlap",))
-    run = begun_run(request, workers)
+    run = request.begun_run(workers)
     measure(request, workers, run, saved=lambda: None, progress=lambda *_: None)
     assert run.complete
     return overlaps_of(run)

@@ -17,9 +17,9 @@ from collbench.jobs.replay.backends import ReplayWorld
 from collbench.jobs.replay.schedule import ReplayLoad, schedule_of
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.run import Run
+from collbench.overlaps.backends import OverlapWorld
 from collbench.overlaps.protocol import Load
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority
-from collbench.overlaps.worlds import OverlapWorld
 from collbench.runfile import run_file
 from tests.gpu.machine import need_gpus
 from tests.jobs.replay.made import data_parallel, job_of

@@ -11,9 +11,8 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Flag, FlagKind
 from collbench.overlaps import section
-from collbench.overlaps.factors import spread, strongest, summarize
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, OverlapTrial, overlaps_of, parse_compute
-from collbench.overlaps.section import answer
+from collbench.overlaps.section import answer, spread, strongest, summarize
 from tests.builders import gpus, run_of
 
 GEMM, COPY = Compute(ComputeKind.GEMM, 8192), Compute(ComputeKind.MEMORY, 512)

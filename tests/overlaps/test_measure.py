@@ -14,7 +14,6 @@ from collbench.model.errors import BackendError, DataCorruption, ExitStatus, Fai
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Machine, Run
 from collbench.overlaps import measure as overlap
-from collbench.overlaps.factors import summarize
 from collbench.overlaps.measure import (
     OverlapRequest,
     covered_calls,
@@ -26,6 +25,7 @@ from collbench.overlaps.measure import (
 )
 from collbench.overlaps.protocol import Load, OverlapOpened, RankTimes
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority, overlaps_of
+from collbench.overlaps.section import summarize
 
 CALL, UNIT = 1e-3, 2e-3
 GEMM = Compute(ComputeKind.GEMM, 64)
@@ -225,7 +225,7 @@ def measured_run(backend: FakeWorld, overlap_request: OverlapRequest, saves: lis
     """Return the run; where measuring raises, it is in `measured_run.run`."""
     devices = tuple(Device(number, f"GPU-{number}", "H200") for number in range(2))
     opened = OverlapOpened("cuda", (backend,), devices, 0.025, machine=Machine("host", "Linux", ""))
-    run = overlap.begun_run(overlap_request, opened)
+    run = overlap_request.begun_run(opened)
     saved_counts: list[int] = [] if saves is None else saves
     measured_run.run = run  # type: ignore[attr-defined]
     overlap.measure(

@@ -26,7 +26,7 @@ from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
-    from collbench.measurement.session import Ranks
+    from collbench.measurement.session import Ranks, WorkersRequest
 
 _FIELDS = frozenset(field.name for field in fields(Request))
 # Generous: twenty times what a sweep of four GPUs takes without it, and no one waits longer without having asked.
@@ -194,20 +194,23 @@ def wrong_data_of(run: Run) -> list[str]:
 Workers = TypeVar("Workers")
 
 
-class WorkerSession(OpenSession, Generic[Workers]):
+Asked = TypeVar("Asked", bound="WorkersRequest")
+
+
+class WorkerSession(OpenSession, Generic[Asked, Workers]):
     """A request on workers with torch, one for each device.
 
     Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
     """
 
-    def __init__(self, path: Path | None, notices: Notices, *, replace: bool) -> None:
+    def __init__(self, request: Asked, path: Path | None, notices: Notices = SILENT) -> None:
         if path is not None:
-            run_file.check_writable(path, replace=replace)
-        self._notices = notices
+            run_file.check_writable(path, replace=request.force)
+        self._request, self._notices = request, notices
         self._opened = self._open()
         try:
-            self.run = self._begun(self._opened)
-            self._writer = RunWriter(self.run, path, notices.say, replace=replace)
+            self.run = request.begun_run(self._opened)
+            self._writer = RunWriter(self.run, path, notices.say, replace=request.force)
         except BaseException:
             self.close()
             raise
@@ -215,10 +218,6 @@ class WorkerSession(OpenSession, Generic[Workers]):
     @abstractmethod
     def _open(self) -> OpenWorkers[Workers]:
         """Start the workers."""
-
-    @abstractmethod
-    def _begun(self, opened: OpenWorkers[Workers]) -> Run:
-        """Return the run with nothing measured. Raises UsageError if the devices do not suit the request."""
 
     @abstractmethod
     def _measure(self, opened: OpenWorkers[Workers], keep: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -146,7 +147,7 @@ def read_ports_after(run: Run, opened: Opened) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkersRequest:
+class WorkersRequest(ABC):
     """What is asked of any measurement by torch's workers; `fabric` is the machine to simulate.
 
     `devices` are the words of --devices, `command` is the command line, `force` replaces a file.
@@ -159,6 +160,10 @@ class WorkersRequest:
     devices: str | None = None
     fabric: str | None = None
     force: bool = False
+
+    @abstractmethod
+    def begun_run(self, opened: OpenWorkers[Any]) -> Run:
+        """Return the run that it begins, with nothing measured. Raises UsageError if the devices do not suit it."""
 
     def begun(self, opened: OpenWorkers[Any], kind: CommandKind, **settings: Any) -> Run:
         """Return the run that the request begins, with nothing measured; `settings` are its further settings."""

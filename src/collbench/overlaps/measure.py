@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
+from typing import Any
 
+from collbench.measurement.backends.protocol import OpenWorkers
 from collbench.measurement.session import WorkersRequest
 from collbench.model.errors import (
     BackendError,
@@ -17,6 +19,7 @@ from collbench.model.errors import (
     Failure,
     FailureKind,
     MachineError,
+    UsageError,
     WrongData,
     failure_of,
 )
@@ -85,6 +88,20 @@ class OverlapRequest(WorkersRequest):
             for compute in self.computes
             for size in sizes
         ]
+
+    def begun_run(self, opened: OpenWorkers[Any]) -> Run:
+        """Return the run that it begins, with nothing measured. Raises UsageError where no size suits the devices."""
+        sizes = {point.size_bytes for point in self.points(len(opened.devices))}
+        if not sizes:
+            raise UsageError(f"no size holds 16 B for each of {len(opened.devices)} ranks: name larger --sizes")
+        return self.begun(
+            opened,
+            CommandKind.OVERLAP,
+            operations=(self.operation,),
+            sizes=tuple(sorted(sizes)),
+            dtype=DTYPE,
+            requested_sizes=self.requested_sizes,
+        )
 
 
 # What was covered: pure, from the ranks' times. Events of both streams are on the same device, so their times compare.
@@ -374,19 +391,6 @@ def _verified(overlap: Overlap, ranks: Sequence[RankTimes]) -> None:
 
 
 # The run.
-
-
-def begun_run(request: OverlapRequest, opened: OverlapOpened) -> Run:
-    """Return the run that a request begins, with nothing measured."""
-    sizes = {point.size_bytes for point in request.points(len(opened.devices))}
-    return request.begun(
-        opened,
-        CommandKind.OVERLAP,
-        operations=(request.operation,),
-        sizes=tuple(sorted(sizes)),
-        dtype=DTYPE,
-        requested_sizes=request.requested_sizes,
-    )
 
 
 def measure(

@@ -78,7 +78,7 @@ def prepared(
     )
     devices = tuple(Device(index, f"GPU-{index}", "H200") for index in range(2))
     opened = ReplayOpened("cuda", tuple(fakes), devices, 0.05, machine=Machine("node", "Linux", "CPU"))
-    return request, opened, replay.begun_run(request, opened)
+    return request, opened, request.begun_run(opened)
 
 
 def measured_run(fakes: Sequence[FakeWorld], trials: int = 4) -> tuple[Run, list[int]]:

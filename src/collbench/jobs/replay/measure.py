@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -80,17 +79,16 @@ class ReplayRequest(WorkersRequest):
     schedule: Schedule
     arms: tuple[ReplayArm, ...]
 
-
-def begun_run(request: ReplayRequest, opened: ReplayOpened) -> Run:
-    """Return the run that a request begins, with nothing measured."""
-    kinds = request.schedule.kinds
-    return request.begun(
-        opened,
-        CommandKind.REPLAY,
-        operations=tuple(dict.fromkeys(operation_of(kind.operation) for kind in kinds)),
-        sizes=tuple(sorted({kind.size_bytes for kind in kinds})),
-        dtype="uint8",
-    )
+    def begun_run(self, opened: OpenWorkers[Any]) -> Run:
+        """Return the run that it begins, with nothing measured."""
+        kinds = self.schedule.kinds
+        return self.begun(
+            opened,
+            CommandKind.REPLAY,
+            operations=tuple(dict.fromkeys(operation_of(kind.operation) for kind in kinds)),
+            sizes=tuple(sorted({kind.size_bytes for kind in kinds})),
+            dtype="uint8",
+        )
 
 
 def measure(
@@ -310,12 +308,8 @@ def _check_backend(backend: Capabilities, without: Sequence[str], schedule: Sche
             raise UsageError(f"gloo cannot reduce {what} as the job does: replay it on GPUs")
 
 
-class Replaying(WorkerSession[ReplayBackend]):
+class Replaying(WorkerSession[ReplayRequest, ReplayBackend]):
     """A request of `collbench replay` on open workers."""
-
-    def __init__(self, request: ReplayRequest, path: Path | None, notices: Notices = SILENT) -> None:
-        self._request = request
-        super().__init__(path, notices, replace=request.force)
 
     def _open(self) -> ReplayOpened:
         request = self._request
@@ -334,9 +328,6 @@ class Replaying(WorkerSession[ReplayBackend]):
             f"the job has {amount(ranks, 'rank')} and {amount(len(devices), 'device')}: name one of --devices "
             "per rank, or fewer if every group of the job has all ranks"
         )
-
-    def _begun(self, opened: ReplayOpened) -> Run:
-        return begun_run(self._request, opened)
 
     def _measure(self, opened: ReplayOpened, saved: Callable[[], None]) -> None:
         with self._notices.progress(f"replaying {self._request.job}") as progress:

@@ -13,8 +13,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.model.units import amount, fixed, format_size, sentence
-from collbench.overlaps.factors import Figure, median_figure
-from collbench.overlaps.section import half_interval, milliseconds
+from collbench.overlaps.section import Figure, half_interval, median_figure, milliseconds
 from collbench.report import sentences
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
 from collbench.report.sections import Html
