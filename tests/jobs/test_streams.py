@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +33,12 @@ REFUSALS: list[str] = []
 TRIES = int(os.environ.get("COLLBENCH_INVARIANTS", "400"))
 
 
+def times(starts: Sequence[int], number: int = 0) -> Repetition:
+    """Return a repetition whose calls were made then; nothing is known of their kernels."""
+    nothing = np.zeros(len(starts), np.int64)
+    return Repetition(number, 0, np.array(starts, np.int64), nothing, nothing, nothing)
+
+
 def stream(**changes: object) -> Stream:
     """Return the stream of rank 0 of 2, which sent three all-reduces."""
     built = Stream(
@@ -54,10 +60,7 @@ def stream(**changes: object) -> Stream:
         phases=(),
         runs=(),
         tail=np.zeros(3, np.int64),
-        tail_starts=np.array([2000, 3000, 5000]),
-        before_tail=0,
-        tail_gpu=np.zeros(3, np.int64),
-        tail_begins=np.zeros((3, 2), np.int64),
+        tail_times=times([2000, 3000, 5000]),
     )
     return replace(built, **changes)  # type: ignore[arg-type]
 
@@ -190,8 +193,7 @@ def test_ranks(case: str) -> None:
 
 def test_of_two_jobs_under_one_command_the_larger_is_kept() -> None:
     first = [stream(communicators=(Communicator(7, rank, 2, ""),)) for rank in range(2)]
-    long = {"tail": np.zeros(5, int), "tail_starts": np.arange(5) * 1000, "tail_gpu": np.zeros(5, int)}
-    long["tail_begins"] = np.zeros((5, 2), int)
+    long = {"tail": np.zeros(5, int), "tail_times": times(range(0, 5000, 1000))}
     second = [stream(communicators=(Communicator(8, rank, 2, ""),), **long) for rank in range(2)]
     merged = merge([*first, *second])
     assert merged.others == 2
@@ -226,11 +228,9 @@ def test_a_call_that_this_collbench_does_not_know_is_counted_not_guessed() -> No
 
 
 def test_a_phase_with_samples_of_its_own_length(tmp_path: Path) -> None:
-    samples = tuple(
-        Repetition(number, 0, np.array([2000, 3000]), np.zeros(2, int), np.zeros(2, int)) for number in (0, 9)
-    )
+    samples = tuple(times([2000, 3000], number) for number in (0, 9))
     made = stream(phases=(Repeated(np.array([0, 0]), samples),), runs=((0, 2),), tail=np.zeros(0, int))
-    job = merge([replace(made, tail_starts=np.zeros(0, int))]).job
+    job = merge([replace(made, tail_times=times([]))]).job
     (phase,) = job.ranks[0].phases
     assert [sample.repetition for sample in phase.samples] == [0]  # the other one was not finished
     job_file.save(job, tmp_path / "job.json")

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from collbench.jobs.streams import (
     NcclCall,
     Numbers,
     Repeated,
+    Repetition,
     Stream,
 )
 from collbench.model.operations import Operation, format_version
@@ -84,7 +86,7 @@ def merge(
         command=tuple(command),
         nccl=format_version(first.nccl) if first.nccl >= 10000 else "",
         environment=first.environment,
-        unknown=_unknown(kept, ranks, groups, tables.calls),
+        unknown=_unknown(kept, ranks, groups, [*tables.calls]),
     )
     marked = {
         numbers[index]: [(mark + clocks[kept[index].host] - started) / 1e3 for mark in own]
@@ -180,16 +182,14 @@ def _numbered(streams: Sequence[Stream], sizes: Mapping[CommunicatorKey, int]) -
     if _distinct_hints(streams):
         world = streams[0].env_world or 0
         return [stream.env_rank or 0 for stream in streams], max(world, *sizes.values())
+
     # No communicator has them all, and no launcher numbered them: by host, process and stream number.
-    order = sorted(range(len(streams)), key=lambda index: _who(streams[index]))
-    numbers = [0] * len(streams)
-    for number, index in enumerate(order):
-        numbers[index] = number
-    return numbers, max(len(streams), *sizes.values())
+    def who(index: int) -> tuple[str, int, int, int]:
+        one = streams[index]
+        return one.host, one.realtime_ns if one.device is None else one.device, one.pid, one.index
 
-
-def _who(stream: Stream) -> tuple[str, int, int, int]:
-    return stream.host, stream.realtime_ns if stream.device is None else stream.device, stream.pid, stream.index
+    order = sorted(range(len(streams)), key=who)
+    return [order.index(index) for index in range(len(streams))], max(len(streams), *sizes.values())
 
 
 def _clocks(streams: Sequence[Stream]) -> dict[str, int]:
@@ -210,15 +210,11 @@ class _Tables:
     sizes: dict[CommunicatorKey, int]
     members: dict[CommunicatorKey, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     groups: dict[CommunicatorKey, int] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
-    call_numbers: dict[Call, int] = field(default_factory=dict)
+    calls: dict[Call, int] = field(default_factory=dict)
 
     def call_number(self, call: Call) -> int:
         """Return a call's number in the job's table."""
-        if call not in self.call_numbers:
-            self.call_numbers[call] = len(self.calls)
-            self.calls.append(call)
-        return self.call_numbers[call]
+        return self.calls.setdefault(call, len(self.calls))
 
     def grouped(self) -> tuple[Group, ...]:
         """Return the groups that were used. One whose ranks are not all known has none of them."""
@@ -258,7 +254,7 @@ class _Tables:
 
 
 def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
-    """Return one rank's record; `clock` turns its starts into ns from the job's own."""
+    """Return one rank's record; `clock` as in _Places.times."""
     calls = [tables.translate(stream, call) for call in stream.calls]
     folded = Folded()
     places = {phase: _places(stream.phases[phase].symbols, calls, tables) for phase in dict(stream.runs)}
@@ -273,7 +269,7 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
     unknown = sum(places[phase].unknown * repetitions for phase, repetitions in stream.runs) + tail.unknown
     return JobRank(
         rank=number,
-        phases=folded.phases(_tail_times(stream, tail, clock)),
+        phases=folded.phases(tail.times(stream.tail_times, clock)),
         host=stream.host,
         device=stream.device,
         ending=Ending.COMPLETE if stream.complete else Ending.CUT_OFF,
@@ -295,12 +291,23 @@ class _Places:
     unknown: int
 
     def first(self, times: Numbers) -> Numbers:
-        """Return times of the first call at each place; the last axis of `times` are NCCL's calls."""
-        return times[..., [at.start for at in self.at]]
+        """Return times of the first call at each place."""
+        return times[[at.start for at in self.at]]
 
-    def over(self, function: Callable[..., Numbers], times: Numbers) -> Numbers:
+    def over(self, function: Callable[[Numbers], Any], times: Numbers) -> Numbers:
         """Return a function of the times at each place: parts of an all-to-all share a kernel."""
-        return np.stack([function(times[..., at], axis=-1) for at in self.at], axis=-1)
+        return np.array([function(times[at]) for at in self.at], float)
+
+    def times(self, one: Repetition, clock: int) -> Times:
+        """Return the times of a repetition; `clock` turns its starts into ns from the job's own."""
+        pauses = np.diff(one.starts, prepend=one.before or np.nan).clip(min=0.0) / 1e3
+        return Times(
+            self.first(_micro(one.starts, clock)),
+            self.first(pauses),
+            self.over(np.max, _micro(one.gpu)),
+            self.over(np.min, _micro(one.begins, clock)),
+            self.over(np.max, one.ahead / 1e3),
+        )
 
 
 def _places(symbols: Numbers, translated: Sequence[Call | None], tables: _Tables) -> _Places:
@@ -341,33 +348,14 @@ def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
 def _add_samples(partial: PartialPhase, repeated: Repeated, places: _Places, clock: int) -> None:
     """Add the repetitions that the plugin kept of a phase, and their usual times."""
     kept = [one for one in repeated.samples if one.repetition < partial.repetitions]
-    pauses = [np.diff(one.starts, prepend=one.before or np.nan).clip(min=0.0) / 1e3 for one in kept]
-    rows = [np.array(times).reshape(-1, len(repeated.symbols)) for times in (pauses, [_micro(one.gpu) for one in kept])]
-    partial.pauses, partial.gpu = typical(places.first(rows[0])), typical(places.over(np.max, rows[1]))
-    partial.samples += [
-        sample(
-            one.repetition,
-            places.first(_micro(one.starts, clock)),
-            places.over(np.max, _micro(one.gpu)),
-            places.over(np.min, _micro(one.begins, clock)),
-        )
-        for one in kept
-    ]
-
-
-def _tail_times(stream: Stream, places: _Places, clock: int) -> Times:
-    """Return the times of the calls that the plugin had not folded yet."""
-    pauses = np.diff(stream.tail_starts, prepend=stream.before_tail or np.nan).clip(min=0.0) / 1e3
-    begins, ahead = stream.tail_begins.T
-    if not places.at:
-        return Times(*np.empty((5, 0)))
-    return Times(
-        places.first(_micro(stream.tail_starts, clock)),
-        places.first(pauses),
-        places.over(np.max, _micro(stream.tail_gpu)),
-        places.over(np.min, _micro(begins, clock)),
-        places.over(np.max, ahead / 1e3),
+    timed = [places.times(one, clock) for one in kept]
+    partial.pauses, partial.gpu = (
+        typical(np.reshape(rows, (-1, len(places.at))))
+        for rows in ([one.pauses for one in timed], [one.gpu for one in timed])
     )
+    partial.samples += [
+        sample(one.repetition, times.starts, times.gpu, times.begins) for one, times in zip(kept, timed, strict=True)
+    ]
 
 
 def _micro(times: Numbers, clock: int = 0) -> Numbers:

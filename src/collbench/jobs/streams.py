@@ -21,7 +21,6 @@ from collbench.jobs.job import MOST_RANKS
 from collbench.model.printable import one_line
 
 MAGIC, VERSION = b"CBSTREAM", 5
-NO_RANK = -1
 
 # The functions of csrc/recorder/stream.hpp, by number, as values of the table of operations; 0 is one that it does not
 # know.
@@ -84,7 +83,9 @@ _CALL = np.dtype(
         ("count", "<u8"),
         *_each("<i4", "root", "peer"),
         ("communicator", "<u2"),
-        *_each("u1", "function", "datatype", "captured", "reduction"),
+        *_each("u1", "function", "datatype"),
+        ("captured", "?"),
+        *_each("u1", "reduction"),
         ("reserved", "<u2"),
     ]
 )
@@ -139,13 +140,14 @@ class NcclCall:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """One repetition of a sequence of calls, whole: times in ns, 0 if unknown."""
+    """A sequence of calls, or one repetition of it, whole: times in ns, 0 if unknown."""
 
     repetition: int
     before: int  # when the host made the call before the first one
     starts: Numbers  # when the host made each call
     gpu: Numbers  # how long each call ran on the GPU
-    begins: Numbers  # when each call began there, on the clock of the starts
+    begins: Numbers  # when each call began there, on the clock of the starts but for `ahead`, by which this is ahead
+    ahead: Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +180,7 @@ class Stream:
     phases: tuple[Repeated, ...]
     runs: tuple[tuple[int, int], ...]  # (phase, repetitions)
     tail: Numbers  # symbols
-    tail_starts: Numbers  # ns
-    before_tail: int  # the start of the call before the tail, ns; 0 if there was none
-    tail_gpu: Numbers  # how long the calls ran on the GPU, ns; 0 if unknown
-    # Shape (calls, 2), ns: when they began on the GPU's clock, 0 if unknown, and by what the host's clock is ahead.
-    tail_begins: Numbers
+    tail_times: Repetition
     too_old: bool = False  # GPU times were wanted, and this NCCL has none
     lacks: dict[Lack, int] = field(default_factory=dict)  # calls without a GPU time, where these were recorded
 
@@ -225,12 +223,13 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     if header["pending_first"] - sent - header["dropped"] not in {0, 1}:
         raise StreamError(f"it says that {header['pending_first']} calls wait no longer, but has {sent}")
     waiting, waiting_symbols = _waiting(file, header, sent + header["dropped"], len(calls))
-    known = tuple(_call(record) for record in (*calls, *waiting["call"]))
+    known = tuple(NcclCall(*record.item()[:-1]) for record in (*calls, *waiting["call"]))
     symbols = np.concatenate([tail["symbol"].astype(np.int64), waiting_symbols])
-    starts = np.concatenate([tail["start"], waiting["start"]])
-    begins = np.concatenate([_begins(tail), _begins(waiting)])
-    _check_clock(starts, begins)
-    gpu = np.concatenate([tail["gpu"], waiting["gpu"]]).astype(np.int64) * _GPU_UNIT
+    starts, gpu, begins, ahead = (
+        np.concatenate([tail[name], waiting[name]]) for name in ("start", "gpu", "begin", "ahead")
+    )
+    begins = begins.astype(np.int64)
+    _check_clock(starts, begins, ahead)
     _check_tables(communicators, known, phases, runs, symbols)
     return Stream(
         host=_text(header["host"]),
@@ -251,10 +250,7 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         phases=phases,
         runs=runs,
         tail=symbols,
-        tail_starts=starts.astype(np.int64),
-        before_tail=before,
-        tail_gpu=gpu,
-        tail_begins=begins,
+        tail_times=Repetition(0, before, starts.astype(np.int64), gpu.astype(np.int64) * _GPU_UNIT, begins, ahead),
         too_old=header["gpu_times"] == _TOO_OLD,
         lacks=_lacks(header, waiting),
     )
@@ -320,16 +316,10 @@ class _File:
         return self.at(header[f"{name}_at"], kind, header[name])
 
 
-def _begins(entries: Numbers) -> Numbers:
-    return np.stack([entries["begin"].astype(np.int64), entries["ahead"]], axis=-1)
-
-
 def _check_clock(*times: Any) -> None:
-    if any(
-        int(np.max(clock_times, initial=0)) > _LATEST or int(np.min(clock_times, initial=0)) < -_LATEST
-        for clock_times in times
-    ):
-        raise StreamError("a call was made later than any clock says")
+    for some in times:
+        if int(np.max(some, initial=0)) > _LATEST or int(np.min(some, initial=0)) < -_LATEST:
+            raise StreamError("a call was made later than any clock says")
 
 
 def _settled(file: _File, header: Fields) -> tuple[tuple[int, int], int, tuple[tuple[int, int], ...]]:
@@ -364,10 +354,11 @@ def _phase(file: _File, phase: Fields) -> Repeated:
         begins = file.at(phase["gpu_begins"], "<u8", used * (2 + length)).reshape(used, 2 + length)[:, 2:]
         _check_clock(begins)
     sampled = zip(samples, gpu * _GPU_UNIT, begins.astype(np.int64), strict=True)
-    return Repeated(
-        file.at(phase["symbols"], "<u4", length).astype(np.int64),
-        tuple(Repetition(int(sample[0]), int(sample[1]), sample[2:], took, began) for sample, took, began in sampled),
+    repetitions = (
+        Repetition(int(sample[0]), int(sample[1]), sample[2:], took, began, np.zeros(length, np.int64))
+        for sample, took, began in sampled
     )
+    return Repeated(file.at(phase["symbols"], "<u4", length).astype(np.int64), tuple(repetitions))
 
 
 def _waiting(file: _File, header: Fields, first: int, known: int) -> tuple[Numbers, Numbers]:
@@ -381,11 +372,6 @@ def _waiting(file: _File, header: Fields, first: int, known: int) -> tuple[Numbe
     groups = np.concatenate([np.array([header["last_group"]], np.uint64), entries["group"]])
     grouped = (groups[1:] != 0) & (groups[1:] == groups[:-1])
     return entries, (known + np.arange(len(entries))) * 2 + grouped
-
-
-def _call(record: Any) -> NcclCall:
-    count, root, peer, communicator, function, datatype, captured, reduction, _reserved = record.item()
-    return NcclCall(count, root, peer, communicator, function, datatype, bool(captured), reduction)
 
 
 def _communicator(record: Any) -> Communicator:
