@@ -10,7 +10,6 @@ from hypothesis import Phase, given, settings
 
 from collbench.jobs import page as pages
 from collbench.jobs.calls import report
-from collbench.jobs.html_page import render
 from collbench.jobs.job import Job, Unknown
 from tests.jobs.made import jobs, made_job
 from tests.report.pages import text
@@ -38,4 +37,4 @@ def test_random_jobs_are_shown_short_and_whole(job: Job) -> None:
             assert len(lines) <= LINES, "\n".join(lines)
             assert max(map(len, lines)) <= COLUMNS, "\n".join(lines)
     json.dumps(pages.as_json(job_report), allow_nan=False)
-    render(job_report, "job.json", "1")
+    pages.html_page(job_report, "job.json", "1")

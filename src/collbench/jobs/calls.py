@@ -142,23 +142,24 @@ class Report:
     @property
     def others_differ(self) -> int:
         """How many ranks have other calls in their step than the one that is shown."""
-        wanted = tuple(_likeness(self.job.calls[position.call]) for position in self.phase.positions)
-        return sum(
-            tuple(_likeness(self.job.calls[position.call]) for position in phase.positions) != wanted
-            for rank in self.job.ranks
-            if (phase := shown_phase(rank)) is not None
-        )
+
+        def likeness(phase: Phase) -> list[tuple[str, int, str]]:
+            return [(call.operation, call.size_bytes, call.dtype) for call in self.job.called(phase)]
+
+        wanted = likeness(self.phase)
+        return sum(likeness(phase) != wanted for phase in filter(None, map(shown_phase, self.job.ranks)))
 
 
-def _likeness(call: Call) -> tuple[str, int, str]:
-    return call.operation, call.size_bytes, call.dtype
+def busbw_gbs(job: Job, call: Call, seconds: float | None) -> float | None:
+    """Return a call's bus bandwidth in GB/s, of a message its rate; None where its time or its bytes are unknown."""
+    size, collective = job.groups[call.group].size, call.collective
+    if not (seconds and size and call.size_bytes):
+        return None
+    factor = collective.busbw_factor(size) if collective is not None and size > 1 else 1.0
+    return call.size_bytes * factor / seconds / 1e9
 
 
-def report(
-    job: Job,
-    rank: int | None = None,
-    alone: Mapping[int, float] | None = None,
-) -> Report | None:
+def report(job: Job, rank: int | None = None, alone: Mapping[int, float] | None = None) -> Report | None:
     """Return the report on a rank's step, by default of the lowest recorded rank; None if the rank sent nothing.
 
     `alone` are seconds by index in the job's table of calls.
@@ -178,9 +179,8 @@ def report(
     waiting = np.minimum(waiting, exposed)
 
     def row(call: int, indices: Sequence[int]) -> Row:
-        fields, at = job.calls[call], list(indices)
-        transfer, size, collective = _usual(moving[:, at]), job.groups[fields.group].size, fields.collective
-        factor = collective.busbw_factor(size) if collective is not None and size > 1 else 1.0
+        at = list(indices)
+        transfer = _usual(moving[:, at])
         return Row(
             call=call,
             count=len(indices),
@@ -189,7 +189,7 @@ def report(
             exposed_waiting=_usual(waiting[:, at]) if whole[at].all() else None,
             transfer=transfer,
             bounded=not whole[at].all(),
-            busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes and size else None,
+            busbw=busbw_gbs(job, job.calls[call], transfer),
             alone=(alone or {}).get(call),
         )
 
@@ -287,16 +287,15 @@ def kernels(positions: Sequence[Position], seconds: Sequence[float] | Values) ->
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """A rank that calls collectives of a group in its step: at which positions, after how many before the step."""
+    """A rank that calls collectives of a group in its step: at which positions.
 
-    rank: JobRank
+    `sent` is how many it sent there before the step, and which in it: places in the job's table.
+    """
+
+    rank: int
     phase: Phase
     indices: tuple[int, ...]
-    sent_before: int
-
-    def calls(self) -> tuple[int, ...]:
-        """Return the calls, as places in the job's table."""
-        return tuple(self.phase.positions[index].call for index in self.indices)
+    sent: tuple[int, ...]
 
 
 def matched(job: Job, repetitions: Sequence[int] | None = None) -> list[MatchedGroup]:
@@ -315,11 +314,12 @@ def matched(job: Job, repetitions: Sequence[int] | None = None) -> list[MatchedG
             call = job.calls[position.call]
             if call.collective is not None:
                 indices[call.group].append(index)
-        sent = _sent_before(job, rank, phase)
+        before = _sent_before(job, rank, phase)
         for group, own in indices.items():
             known = job.groups[group].ranks
             if not known or rank.rank in known:
-                callers[group].append(_Caller(rank, phase, tuple(own), sent[group]))
+                sent = (before[group], *(phase.positions[index].call for index in own))
+                callers[group].append(_Caller(rank.rank, phase, tuple(own), sent))
     repetitions = common(job) if repetitions is None else repetitions
     groups = (_matched_group(job, group, ours, repetitions) for group, ours in sorted(callers.items()))
     return [group for group in groups if group is not None]
@@ -338,9 +338,7 @@ def _sent_before(job: Job, rank: JobRank, phase: Phase) -> Counter[int]:
 
 def _matched_group(job: Job, group: int, callers: Sequence[_Caller], repetitions: Sequence[int]) -> MatchedGroup | None:
     first, size = callers[0], job.groups[group].size
-    if not 2 <= len(callers) <= size:
-        return None
-    if any((one.sent_before, one.calls()) != (first.sent_before, first.calls()) for one in callers):
+    if not 2 <= len(callers) <= size or any(one.sent != first.sent for one in callers):
         return None
     indices = np.array([one.indices for one in callers])
     times = np.array([_kernel_times(one.phase, repetitions)[:, row] for one, row in zip(callers, indices, strict=True)])
@@ -350,7 +348,7 @@ def _matched_group(job: Job, group: int, callers: Sequence[_Caller], repetitions
     judged = [_is_judged(job, position) for position in positions] & np.isfinite(times).all(axis=(0, 1))
     return MatchedGroup(
         group,
-        tuple(one.rank.rank for one in callers),
+        tuple(one.rank for one in callers),
         indices,
         times,
         times.min(axis=0),  # NaN where any rank's is unknown

@@ -40,10 +40,10 @@ def export(file: Path, layout: str) -> str:
 
 def html(files: Sequence[Path]) -> str:
     """Return the page of a recorded job, against runs that are named after it. Raises UsageError for two jobs."""
-    from collbench.jobs import api as jobs  # late: numpy, jinja2
-    from collbench.jobs.html_page import render
+    from collbench.jobs import api as jobs  # late: numpy
+    from collbench.jobs.page import html_page
 
     if any(format_of(file) == JOB for file in files[1:]):
         raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")
     job_report = jobs.report(load(files[0]), runs=load_named(files[1:]), name=one_line(str(files[0])))
-    return render(job_report, one_line(files[0].name), version("collbench"))
+    return html_page(job_report, one_line(files[0].name), version("collbench"))

@@ -1,19 +1,20 @@
-"""The page of a recorded job: its step as a table, waiting against transfer, late ranks."""
+"""The pages of a recorded job, in text and HTML: its step as a table, waiting against transfer, late ranks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import resources
 from typing import Any, TypeVar
 
 from rich.text import Text
 
-from collbench.jobs.calls import LateRank, RankRow, Report, Row
+from collbench.jobs.calls import LateRank, RankRow, Report, Row, busbw_gbs
 from collbench.jobs.exposed import Exposure
 from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, StepSource, Unknown
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
-from collbench.report.text.layout import Block, Lines, Table, both, more, prose, short, table, whole
+from collbench.report.text.layout import Block, Lines, Table, both, more, only, prose, short, table, whole
 from collbench.runfile.codec import picked
 
 _Ranked = TypeVar("_Ranked")
@@ -68,6 +69,20 @@ def page(report: Report) -> Iterator[Block]:
     yield from whole("tables", *more(len(report.rows) - _MOST_ROWS, " rows: --json has all"))
     yield from _ranks(report)
     yield from both("tails", Lines("\n" + "\n".join(remarks(report))))
+
+
+def html_page(report: Report, name: str, version: str) -> str:
+    """Return the HTML page: the answer, the facts and the tables of the text page; `name` is the job's file."""
+    from collbench.report.html.page import Group, render_plain  # late: jinja2
+
+    content = {
+        "title": name,
+        "version": version,
+        "answers": answers(report),
+        "facts": Group([Lines("\n".join([*origin(report), *remarks(report)]))]),
+        "tables": Group([*only(page(report), "tables")]),
+    }
+    return render_plain(resources.files("collbench.jobs").joinpath("job.html").read_text(encoding="utf-8"), content)
 
 
 def _caption(report: Report) -> str:
@@ -363,14 +378,8 @@ def _cells(job: Job, row: Row) -> tuple[str, ...]:
         *map(micro, (row.kernel, row.exposed, row.exposed_waiting)),
         ("≤" if row.bounded and row.transfer is not None else "") + micro(row.transfer),
         ("≥" if row.bounded and row.busbw is not None else "") + _rate(row.busbw),
-        _rate(_busbw(job, call, row.alone)),
+        _rate(busbw_gbs(job, call, row.alone)),
     )
-
-
-def _busbw(job: Job, call: Call, seconds: float | None) -> float | None:
-    if not seconds or call.collective is None or not job.groups[call.group].size:
-        return None
-    return call.size_bytes / seconds * call.collective.busbw_factor(job.groups[call.group].size) / 1e9
 
 
 def micro(seconds: float | None) -> str:

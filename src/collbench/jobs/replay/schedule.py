@@ -59,11 +59,13 @@ class Unit:
     """Calls that a rank passes to NCCL together, on one group, `pause` seconds after the unit before.
 
     `group` is an index into Schedule.groups. Units of the same `meeting`, on several ranks, wait for each other.
+    `positions` are those of the recorded step that it was made of.
     """
 
     group: int
     posts: tuple[Post, ...]
     pause: float = 0.0
+    positions: tuple[int, ...] = ()
     meeting: int = -1
 
     @property
@@ -153,26 +155,25 @@ def schedule_of(job: Job, ranks: int | None = None) -> Schedule:
         _check_scales(job, phases, wanted)
         phases = [phases[rank % job.world_size] for rank in order]
     made = [_units(job, rank, each, wanted) for rank, each in zip(order, phases, strict=True)]
-    if not any(one.units for one in made):
+    used = sorted({unit.group for own, _ in made for unit in own})
+    if not used:
         raise UsageError("the step sends nothing between two ranks: there is nothing to replay")
-    used = sorted({unit.group for one in made for unit in one.units})
     groups = tuple(_members(job, group, wanted) for group in used)
-    index_of = {group: index for index, group in enumerate(used)}
-    units = [[replace(unit, group=index_of[unit.group]) for unit in one.units] for one in made]
-    meetings = _met(groups, units)
+    units = [[replace(unit, group=used.index(unit.group)) for unit in own] for own, _ in made]
+    meetings = [meeting for group, members in enumerate(groups) for meeting in _Streams(group, members, units).met()]
     meeting_of = {pair: number for number, pairs in enumerate(meetings) for pair in pairs}
     scheduled = tuple(
         tuple(replace(unit, meeting=meeting_of[rank, number]) for number, unit in enumerate(own))
         for rank, own in enumerate(units)
     )
-    recorded = _recorded(meetings, made, phases) if wanted == job.world_size else [None] * len(meetings)
+    recorded = _recorded(meetings, units, phases) if wanted == job.world_size else [None] * len(meetings)
     kinds, which = _kinds(meetings, scheduled, recorded)
     totals = [[recorded[unit.meeting] for unit in own] for own in scheduled]
     known = all(seconds is not None for own in totals for seconds in own)
     return Schedule(
         groups=groups,
         ranks=scheduled,
-        rests=tuple(one.rest for one in made),
+        rests=tuple(rest for _, rest in made),
         meetings=which,
         kinds=kinds,
         recorded_seconds=max(sum(filter(None, own)) for own in totals) if known else None,
@@ -251,18 +252,12 @@ def _assumed(job: Job, phases: Sequence[Phase]) -> Iterator[Assumption]:
 # From positions to units.
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A rank's units, the positions of its phase that each was made of, and the pause at the end."""
+def _units(job: Job, rank: int, phase: Phase, ranks: int) -> tuple[list[Unit], float]:
+    """Return a rank's units, and the pause at the end.
 
-    units: tuple[Unit, ...]
-    positions: tuple[tuple[int, ...], ...]
-    rest: float
-
-
-def _units(job: Job, rank: int, phase: Phase, ranks: int) -> _Made:
-    """Return a rank's units: calls of one NCCL group are one for each communicator, as torch batches them."""
-    units, positions, pause = list[Unit](), list[tuple[int, ...]](), 0.0
+    Calls of one NCCL group are one unit for each communicator, as torch batches them.
+    """
+    units, pause = list[Unit](), 0.0
     for together in _together(phase):
         pause += sum(phase.positions[at].pause or 0.0 for at in together) * MICRO
         by_group: dict[int, list[int]] = {}
@@ -277,10 +272,9 @@ def _units(job: Job, rank: int, phase: Phase, ranks: int) -> _Made:
             posts = [post for at in own for post in _posts(job, job.calls[phase.positions[at].call], members, rank)]
             if len({post.is_message for post in posts}) > 1:
                 raise UsageError(f"rank {rank} puts sends and collectives into one group: that cannot be replayed")
-            units.append(Unit(group, tuple(posts), pause))
-            positions.append(tuple(own))
+            units.append(Unit(group, tuple(posts), pause, tuple(own)))
             pause = 0.0
-    return _Made(tuple(units), tuple(positions), pause)
+    return units, pause
 
 
 def _together(phase: Phase) -> Iterator[list[int]]:
@@ -332,20 +326,11 @@ def _posts(job: Job, call: Call, members: Sequence[int], rank: int) -> Iterator[
 _UnitKey = tuple[int, int]  # a rank, and the number of one of its units
 
 
-def _met(groups: Sequence[Sequence[int]], units: Sequence[Sequence[Unit]]) -> list[tuple[_UnitKey, ...]]:
-    """Return the meetings, for each group in the order in which they end.
-
-    A rank posts without waiting, but each group runs one unit after another, as a stream does. Raises UsageError if
-    some units would wait forever.
-    """
-    met: list[tuple[_UnitKey, ...]] = []
-    for group, members in enumerate(groups):
-        met += _Streams(group, members, units).met()
-    return met
-
-
 class _Streams:
-    """The units that each member of a group has yet to run, and those that have met."""
+    """The units that each member of a group has yet to run, and those that have met.
+
+    A rank posts without waiting, but each group runs one unit after another, as a stream does.
+    """
 
     def __init__(self, group: int, members: Sequence[int], units: Sequence[Sequence[Unit]]) -> None:
         self._members, self._units = members, units
@@ -358,7 +343,10 @@ class _Streams:
         self._open: dict[int, list[Post]] = {}  # of the unit of messages that a rank is in, those without a partner
 
     def met(self) -> list[tuple[_UnitKey, ...]]:
-        """Run all of it; return the meetings in order. Raises UsageError."""
+        """Run all of it; return the meetings in the order in which they end.
+
+        Raises UsageError if some units would wait forever.
+        """
         while waiting := [queue[0] for queue in self._left.values() if queue]:
             if not (self._collective(waiting) or self._messages(waiting)):
                 raise UsageError(self._stuck(waiting[0]))
@@ -470,7 +458,7 @@ def _kinds(
 
 
 def _recorded(
-    meetings: Iterable[Sequence[_UnitKey]], made: Sequence[_Made], phases: Sequence[Phase]
+    meetings: Iterable[Sequence[_UnitKey]], units: Sequence[Sequence[Unit]], phases: Sequence[Phase]
 ) -> list[float | None]:
     """Return the seconds of each meeting in the job, on the rank that waited least; None if GPU times are unknown.
 
@@ -481,12 +469,12 @@ def _recorded(
 
     def sampled(key: _UnitKey, repetition: int) -> float | None:
         rank, number = key
-        times = [kept[rank][repetition][at] for at in made[rank].positions[number]]
+        times = [kept[rank][repetition][at] for at in units[rank][number].positions]
         return max(times) if min(times) > 0 else None
 
     def summed(key: _UnitKey) -> float | None:
         rank, number = key
-        medians = [phases[rank].positions[at].gpu for at in made[rank].positions[number]]
+        medians = [phases[rank].positions[at].gpu for at in units[rank][number].positions]
         known = [one for one in medians if one is not None]
         return max(known) if len(known) == len(medians) else None
 

@@ -94,7 +94,7 @@ def page(run: Run) -> Page:
             yield Lines(sentence(line + _mark(run)))
         yield Lines(sentence(answer(run) + _mark(run)))
         yield from whole("header", Lines(header(run)))
-        yield from both("tables", Text(f"\n{sim(run)}{_title(measured[0])}, ms"))
+        yield from both("tables", Text(f"\n{sim(run)}a step of {measured[0].job}, idle in the pauses, ms"))
         yield from both("tables", _arms(measured))
         yield from both("tables", Text(f"\n{sim(run)}one call within the step{_arm(measured[0])}, ms"))
         yield from whole("tables", _kinds(measured))
@@ -153,10 +153,6 @@ def _without(replay: Replay) -> str:
 
 def _lacking(denied: str) -> str:
     return "NVLink" if denied == "nvlink" else denied.upper()
-
-
-def _title(replay: Replay) -> str:
-    return f"a step of {replay.job}, idle in the pauses"
 
 
 def _arms(measured: list[Replay]) -> Table:

@@ -33,19 +33,13 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
     members = [rank for trace in traces for group in trace.members.values() for rank in group]
     sizes = [size for trace in traces for size in (trace.world_size, *trace.sizes.values())]
     world = max(*sizes, *(rank + 1 for rank in members), ranked[-1][0] + 1)
-    groups: dict[tuple[str, tuple[int, ...], int], int] = {}
-    job_groups: list[Group] = []
+    groups: dict[tuple[str, tuple[int, ...], int], tuple[int, Group]] = {}
     calls: dict[Call, int] = {}
 
-    def group_of(trace: Trace, key: str) -> int:
-        group_key = key, trace.members[key], trace.size(key)
-        if group_key not in groups:
-            groups[group_key] = len(job_groups)
-            job_groups.append(Group(group_key[1], group_key[2], trace.names[key]))
-        return groups[group_key]
-
     def number_of(trace: Trace, call: TracedCall) -> int:
-        group, known = group_of(trace, call.group), call.size_bytes or 0
+        key, members, size = call.group, trace.members[call.group], trace.size(call.group)
+        group, _ = groups.setdefault((key, members, size), (len(groups), Group(members, size, trace.names[key])))
+        known = call.size_bytes or 0
         job_call = Call(call.operation, known, group, call.dtype, "", call.root, call.peer, call.captured)
         return calls.setdefault(job_call, len(calls))
 
@@ -54,11 +48,12 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
     ranks = tuple(
         _rank(number, trace, [number_of(trace, call) for call in trace.calls], began) for number, trace in ranked
     )
+    job_groups = tuple(group for _, group in groups.values())
     job = Job(
         source=sources.pop(),
         started=datetime.fromtimestamp(began / 1e6, UTC).isoformat(timespec="seconds") if 0 < began < 2**52 else "",
         world_size=world,
-        groups=tuple(job_groups),
+        groups=job_groups,
         calls=tuple(calls),
         ranks=ranks,
         nccl=next((trace.nccl for trace in traces if trace.nccl), ""),
