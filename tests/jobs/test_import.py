@@ -40,6 +40,23 @@ def test_a_job_is_imported_and_shown(program: Program, tmp_path: Path) -> None:
     assert (shown.status, "by pytorch-et" in shown.out) == (0, True)
 
 
+def test_a_length_that_the_calls_contradict_is_reported_with_the_nearest(program: Program, tmp_path: Path) -> None:
+    """Sizes come again every two calls; all of them are all-reduces."""
+    traces = [tmp_path / f"trace.{rank}.json" for rank in range(2)]
+    for trace in traces:
+        trace.write_bytes(execution_trace())
+    files = ("-o", str(tmp_path / "job.json"), "--force", *map(str, traces))
+    wrong = program("import", "--calls-per-step", "3", *files)
+    assert wrong.status == 0
+    warned, _, imported = wrong.err.partition("\n")
+    begins = "collbench: --calls-per-step may be wrong: rank 0 sends the same calls again every 2, not every 3: "
+    assert warned.startswith(f"{begins}import with --calls-per-step ")
+    assert imported.startswith("collbench: imported 24 calls")
+    assert "its length was given; it covers" in program("show", str(tmp_path / "job.json")).out
+    right = program("import", "--calls-per-step", warned.split()[-1], *files)
+    assert right.line.startswith("imported 24 calls")
+
+
 def test_missing_facts_are_reported(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "nccl_trace_rank_0"
     groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}

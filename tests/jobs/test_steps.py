@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -128,3 +129,28 @@ def test_a_length_that_is_given_cuts_a_job_that_could_be_anything(tmp_path: Path
     assert job.steps.source is StepSource.GIVEN
     assert all(rank.step is not None and len(rank.step.positions) == calls for rank in job.ranks)
     assert recorded_job(made, tmp_path, 10**6).steps.source is None
+
+
+@pytest.mark.parametrize("name", [name for name in scenarios.SCENARIOS if name != "pipeline"])
+def test_the_right_length_of_a_step_contradicts_no_job(name: str, tmp_path: Path) -> None:
+    """Sizes that change, evaluations, losses and norms between steps, and a warm-up show no other length."""
+    made = scenarios.Job(scenarios.SCENARIOS[name], 0)
+    job = recorded_job(made, tmp_path, len(made.ranks[0].usual))
+    assert (job.steps.source, job.steps.why) == (StepSource.GIVEN, "")
+
+
+@pytest.mark.parametrize("wrong", [-1, 1, 10**6], ids=["one less", "one more", "more than there are"])
+@pytest.mark.parametrize("name", ["accumulation", "accumulation, ddp", "warm-up"])
+def test_a_length_that_the_calls_contradict_names_the_nearest_that_they_show(
+    name: str, wrong: int, tmp_path: Path
+) -> None:
+    made = scenarios.Job(scenarios.SCENARIOS[name], 0)
+    right = len(made.ranks[0].usual)
+    why = recorded_job(made, tmp_path, right + wrong).steps.why
+    match = re.search(r"rank 0 sends the same calls again every (\d+), not every (\d+): .* (\d+)$", why)
+    assert match is not None, why
+    every, given, nearest = map(int, match.groups())
+    assert given == right + wrong
+    assert right % every == 0  # of equal micro-batches, one
+    assert nearest % every == 0
+    assert wrong > 1 or abs(nearest - given) <= 1

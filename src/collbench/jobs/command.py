@@ -19,7 +19,7 @@ from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, leave, say, show_page
 from collbench.jobs import job_file
-from collbench.jobs.job import Job
+from collbench.jobs.job import Job, StepSource
 from collbench.jobs.predict.network import BYTES, MOST_LAYERS, STRATEGIES, Step, parse_parameters
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.printable import one_line
@@ -94,7 +94,7 @@ def record(
             )
         merged = output or Path("job.json")
         job = jobs.merge(streams, merged, calls_per_step=calls_per_step, force=force, notices=NOTICES)
-        say(_summary(job, merged))
+        _say_what_is_in(job, merged)
         return
     path = output or (None if streams else Path("job.json"))
     ended = jobs.record(
@@ -109,7 +109,7 @@ def record(
     if path is None:
         say(f"merge the streams of all hosts with: collbench record --streams {one_line(str(streams))} -o job.json")
     elif ended.job is not None:
-        say(_summary(ended.job, path))
+        _say_what_is_in(ended.job, path)
     else:
         say(ended.why)
     failed = ExitStatus.BAD_INPUT if ended.why else ExitStatus.DONE
@@ -163,19 +163,22 @@ def import_job(
 
     path = output or Path("job.json")
     job = jobs.import_job(files, path, calls_per_step=calls_per_step, devices=devices, force=force, notices=NOTICES)
-    say(_summary(job, path, "imported"))
+    _say_what_is_in(job, path, "imported")
 
 
-def _summary(job: Job, path: Path, done: str = "recorded") -> str:
-    """Return the line that says what a job file holds."""
+def _say_what_is_in(job: Job, path: Path, done: str = "recorded") -> None:
+    """Say what a job file holds, after what contradicts the length of a step that was given."""
+    given = job.steps.source is StepSource.GIVEN
+    if given and (doubts := [*filter(None, (job.steps.why, job.steps.reservation))]):
+        say(f"--calls-per-step may be wrong: {'; '.join(doubts)}")
     calls = sum(rank.calls for rank in job.ranks)
     steps = {(len(step.positions), step.repetitions) for rank in job.ranks if (step := rank.step)}
     longest_step = max(steps, key=lambda step: step[0] * step[1], default=None)
     repeated = f"no step was found ({job.steps.why})"
     if longest_step is not None:
-        doubt = f" ({job.steps.why})" if job.steps.why else ""
+        doubt = f" ({job.steps.why})" if job.steps.why and not given else ""
         repeated = f"the step has {longest_step[0]:,} and ran {longest_step[1]:,} times{doubt}"
-    return f"{done} {calls:,} calls of {amount(len(job.ranks), 'rank')}; {repeated}: {one_line(str(path))}"
+    say(f"{done} {calls:,} calls of {amount(len(job.ranks), 'rank')}; {repeated}: {one_line(str(path))}")
 
 
 COMMANDS = {"import": import_job}  # "import" is a word of Python's

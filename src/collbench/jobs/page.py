@@ -459,7 +459,8 @@ def remarks(report: Report) -> Iterator[str]:
 def _about_step(report: Report) -> Iterator[str]:
     job = report.job
     if job.steps.source is not None:
-        doubt = f"; {job.steps.why}, unless you name its length" if job.steps.why else ""
+        unless = "" if job.steps.source is StepSource.GIVEN else ", unless you name its length"
+        doubt = f"; {job.steps.why}{unless}" if job.steps.why else ""
         yield f"step      {_FOUND[job.steps.source]}; it covers {job.steps.shares}{doubt}"
     else:
         yield f"step      {_MARK.get(job.source, '')}{_HOW}"

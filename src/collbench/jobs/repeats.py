@@ -15,6 +15,7 @@ from collbench.jobs.streams import Numbers
 _WORTH = 4
 _KEPT, _FEWEST_KEPT = 8192, 32  # calls, and repetitions, of a phase that are kept whole: the last ones
 _FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the square, and a trace may have a million
+_LONGEST_PERIOD, _NEARLY = 2**12, 0.9  # calls, and the share of them that come again
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,13 @@ def _widest(symbols: Numbers, floor: int) -> tuple[int, int, int] | None:
             covered = width // period * period
             best = (int(edges[widest]) + 1, period, width // period)
     return best
+
+
+def periods(symbols: Numbers) -> list[int]:
+    """Return the lengths after which a sequence comes again nearly throughout, the shortest first."""
+    seen = symbols[: 4 * _LONGEST_PERIOD]
+    lengths = range(1, min(_LONGEST_PERIOD, len(seen) // 2) + 1)
+    return [length for length in lengths if np.mean(seen[length:] == seen[:-length]) >= _NEARLY]
 
 
 def typical(times: Numbers) -> list[float | None]:

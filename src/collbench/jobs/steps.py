@@ -29,7 +29,7 @@ from collbench.jobs.job import (
     StepSource,
     Unknown,
 )
-from collbench.jobs.repeats import medians, micros, typical
+from collbench.jobs.repeats import medians, micros, periods, typical
 from collbench.model.units import amount
 
 Values = NDArray[np.float64]
@@ -40,6 +40,7 @@ _WARM_UP = 3  # first steps that are not kept if there are four times as many: b
 _SMALL = 256  # bytes: a call of a loss, a norm or a counter; 0 bytes are a rank's share of nothing
 _FEWEST = 3  # repetitions of a step
 _CLEAR = 1.3  # a step's pause over the longest pause within it
+_STEADY = 0.9  # of calls, from step to step: their sizes do not change
 _COVERED = 0.6  # of the calls, by what is a step at all
 _NOTICED, _SURE = 0.01, 6.0  # of a step, and standard errors: a pause that is longer by more is longer for a reason
 _MICRO_BATCHES, _PLAIN = 4, 0.1  # in a step, as is usual, and of a step: a pause after them that would be noticed
@@ -104,6 +105,9 @@ def find(job: Job, calls_per_step: int | None = None, marks: Mapping[int, Sequen
         if marking and why:
             why = f"only {len(marking)} of {amount(len(ranks), 'rank')} mark it, and {why}"
     rows = {number: _rows(ranks[number], bounds)[1] for number, bounds in found.items()}
+    if calls_per_step is not None:
+        doubt = _contradiction(ranks, rows, calls_per_step)
+        why = "; ".join(filter(None, (why, doubt)))
     steps = {number: len(own) for number, own in rows.items()}
     if not steps or min(steps.values()) < 2:
         return _without(job, Steps(why=why or "no call comes again"))
@@ -470,6 +474,26 @@ def _given(one: _Unrolled, calls: int) -> Places:
             bounds += [end, start] if end and start > end else [start]
             end = start + length
     return np.array([*bounds, end], int)
+
+
+def _contradiction(ranks: Mapping[int, _Unrolled], rows: Mapping[int, Places], calls: int) -> str:
+    """Return that calls do not come again after so many, but after others; "" if nothing shows it.
+
+    Sizes that change, and what comes between few steps, contradict no length.
+    """
+    for number, one in ranks.items():
+        own = rows[number]
+        steps = one.calls[one.first[own]]
+        if len(own) > 1 and np.mean(steps[1:] == steps[:-1]) >= _STEADY:
+            in_a_row = own[1:, 0] == own[:-1, -1] + 1
+            if in_a_row.mean() > 0.5:
+                continue
+        found = periods(one.calls)
+        if found and calls not in found:
+            nearest = min(found, key=lambda length: abs(length - calls))
+            every = f"rank {number} sends the same calls again every {found[0]}, not every {calls}"
+            return f"{every}: import with --calls-per-step {nearest}"
+    return ""
 
 
 # From where steps begin to what they are.
