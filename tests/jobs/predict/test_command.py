@@ -169,6 +169,10 @@ def test_json_has_the_fields_of_the_page(program: Program, saved: Path) -> None:
         (("small.json", "--params", "7B"), "is too far from the measured sizes, 8 B"),
         (("run.json",), "name a recorded job first, or give the network's parameters: --params 124M"),
         (("run.json", "--params", "lots"), "--params 'lots' is not a number of parameters"),
+        (
+            ("run.json", "--params", "124"),
+            "--params 124 has no unit: write 124M for millions, 124B for billions, or 124K",
+        ),
         (("run.json", "--params", "1B", "--gpus", "1"), "--gpus '1' is not a number of GPUs from 2"),
         (
             ("run.json", "--params", "1B", "--gpus", "9"),

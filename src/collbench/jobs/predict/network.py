@@ -28,6 +28,7 @@ MOST_LAYERS = 1000
 _PARAMETERS = re.compile(r"(\d{1,9}(?:\.\d{0,9})?)([KMBT]?)", re.IGNORECASE | re.ASCII)
 _TIMES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _MOST_PARAMETERS = 10**14
+_FEWEST_WITHOUT_UNIT = 10_000  # nobody trains fewer on several GPUs, but many leave out the M of 124M
 # The share of a difference between links by which steps differed, and its mean error in ms, of so many GPU-bound
 # steps (each left out of the fit) and of all [benchmarks/results/2026-11-26-prediction].
 SHARE = 0.3
@@ -43,6 +44,10 @@ def parse_parameters(text: str) -> int:
     count = 0 if match is None else round(float(match[1]) * _TIMES[match[2].upper()])
     if match is None or ("." in match[1] and not match[2]) or not 1 <= count <= _MOST_PARAMETERS:
         raise UsageError(f"--params '{text}' is not a number of parameters up to 100T: write 124M, 1.5B or 25557032")
+    if not match[2] and count < _FEWEST_WITHOUT_UNIT:
+        raise UsageError(
+            f"--params {count} has no unit: write {count}M for millions, {count}B for billions, or {count}K"
+        )
     return count
 
 
