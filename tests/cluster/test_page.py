@@ -97,3 +97,16 @@ def test_what_is_inferred_is_said_as_inferred_on_the_page_and_in_json() -> None:
     ) in lines
     answer = json.loads(json.dumps(as_plain(SIM, judgement, None)))
     assert answer["judgement"]["uplinks"][0]["effect"]["state"] == "either"
+
+
+def test_where_all_uplinks_are_oversubscribed_the_first_line_says_so_and_none_says_that_nothing_is_slow() -> None:
+    """No node and no single uplink is to blame, but half of the bandwidth is gone."""
+    healthy = NodeEffect(0, *(Effect(0.0, (-0.01, 0.01), State.HEALTHY),) * 2)
+    judgement = Judgement((healthy, replace(healthy, node=1)), (), 400.0, (-0.5,), 0.01, None)
+    first, second, *_ = text(page(SIM, judgement, None)).splitlines()
+    assert first.startswith(
+        "across    pairs across switches lose 50% if all run at once: slow or oversubscribed uplinks"
+    )
+    assert second.startswith("slow      no node, and no uplink more than the others")
+    first, *_ = text(page(SIM, replace(judgement, across=(-0.01,)), None)).splitlines()
+    assert first.startswith("slow      no node and no uplink")

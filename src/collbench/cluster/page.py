@@ -150,18 +150,14 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
         yield f"{uplink.effect.state:9} {_uplink(uplink, origin.names)}{mark}"
     either = [one for one in judgement.nodes if one.state is State.EITHER]
     undecided = [one for one in judgement.nodes if one.state is State.UNDECIDED]
+    across = [*_across(judgement, mark)]
     if not (judgement.slow_nodes or judgement.slow_uplinks or either or undecided):
-        across = any(change < -DELTA for change in judgement.across)
-        yield f"slow      no node{'; no uplink is slower than the others' if across else ' and no uplink'}{mark}"
+        yield from across  # first, for it is what is slow here
+        yield f"slow      no node{', and no uplink more than the others' if across else ' and no uplink'}{mark}"
+        across = []
     noise = f"noise {judgement.noise:.1%} per measurement"
     yield f"typical   a pair reaches {fixed(judgement.typical_gbs)} GB/s busbw; {noise}{mark}"
-    for change in judgement.across:
-        if judgement.shared and judgement.sharing is not None:
-            busy = f"{len(judgement.sharing.busy):,} pairs of nodes that are fast with others lose {-change:.0%}"
-            yield f"across    {busy} while many run: oversubscribed uplinks; --switches FILE says whose{mark}"
-        elif change < -DELTA:
-            lost = f"pairs across switches lose {-change:.0%} if all run at once"
-            yield f"across    {lost}: slow or oversubscribed uplinks{mark}"
+    yield from across
     if judgement.fast_pair:
         pair = format_node_list([origin.names[node] for node in judgement.fast_pair])
         yield f"undecided only {pair} are fast with each other: the others are slow, or these two share a switch{mark}"
@@ -170,6 +166,17 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
         yield f"either    {origin.names[one.node]}: {described(one)}{mark}"
     for one in undecided:
         yield f"undecided {origin.names[one.node]}: {described(one)}{mark}"
+
+
+def _across(judgement: Judgement, mark: str) -> Iterator[str]:
+    """Yield what pairs lose that share uplinks with others, where no single node or uplink is the reason."""
+    for change in judgement.across:
+        if judgement.shared and judgement.sharing is not None:
+            busy = f"{len(judgement.sharing.busy):,} pairs of nodes that are fast with others lose {-change:.0%}"
+            yield f"across    {busy} while many run: oversubscribed uplinks; --switches FILE says whose{mark}"
+        elif change < -DELTA:
+            lost = f"pairs across switches lose {-change:.0%} if all run at once"
+            yield f"across    {lost}: slow or oversubscribed uplinks{mark}"
 
 
 def _not_judged(judgement: Judgement) -> str:
