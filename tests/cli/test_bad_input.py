@@ -67,7 +67,7 @@ PATTERNS: list[Row] = [
     ("layers of no token", "latency --layers 80", "--layers is for --collectives", "add it, or leave out --layers"),
     ("no layers", "latency --collectives --layers 0", "'--layers': 0 is not in the range", "latency --help'"),
     ("cores", "latency --collectives --backend host", "the host backend has no NCCL", "leave out --collectives"),
-    ("sizes of a latency", "latency --sizes 1M", "no such option '--sizes'", "See 'collbench latency --help'"),
+    ("sizes of a latency", "latency --sizes 1M", "no such option '--sizes'", "see 'collbench latency --help'"),
     (
         "patterns that cores lack",
         "copies --backend host --patterns one-way,both-ways,staged",
@@ -91,6 +91,8 @@ DEVICES: list[Row] = [
 COMMANDS: list[Row] = [
     ("an unknown command", "measure", "no such command 'measure'", "see 'collbench --help'"),
     ("a command that is almost right", "pair", "no such command 'pair'", "did you mean 'pairs'?"),
+    ("a cluster by a machine's option", "nodes --fabric x", "no such option '--fabric'", "mean '--fabric-cluster'?"),
+    ("nothing near that could delete", "export run.json --fabric x", "'--fabric'; see", "'collbench export --help'"),
     ("an unknown option before the command", "--fast pairs", "no such option '--fast'", "see 'collbench --help'"),
     ("show without a file", "show", "there is no saved run", "measure with 'collbench pairs'"),
     ("topo of one GPU", "topo 0", "1 was given", "write 'collbench topo 0 1'"),

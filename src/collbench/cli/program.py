@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 import click
 
 from collbench.machine.launchers import LaunchEnvironment, find_launch
-from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, did_you_mean
+from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, did_you_mean, nearest
 from collbench.model.operations import COLLECTIVES
 from collbench.model.printable import one_line
 
@@ -206,6 +206,7 @@ _OTHER_NAMES = {
     "--size": "--sizes",
     "--datatype": "--dtype",
     "--out": "--output",
+    "--fabric": "--fabric-cluster",
 }
 
 
@@ -279,7 +280,10 @@ def misused(error: click.UsageError) -> int:
     if isinstance(error, click.exceptions.NoSuchOption) and error.ctx:
         name, ours = error.option_name, {name for option in error.ctx.command.params for name in option.opts}
         meant = _OTHER_NAMES.get(name, name)
-        near = did_you_mean(meant if meant in ours else name, sorted(ours))
+        # Without dashes, which all options share: --fabric is not --force, which replaces a file.
+        words = {option.lstrip("-"): option for option in sorted(ours)}
+        meant = meant if meant in ours else words.get(nearest(name.lstrip("-"), words), "")
+        near = f"; did you mean '{meant}'?" if meant else ""
         error = click.UsageError(f"No such option '{name}'{near}", error.ctx)
     message = _NO_NUMBER.sub("is not a whole number", error.format_message())
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
