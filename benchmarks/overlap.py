@@ -29,7 +29,7 @@ from collbench.judge.stats import summarize
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
 from collbench.model.units import format_size
-from collbench.overlaps import factors as overlap
+from collbench.overlaps import section as overlap
 from collbench.overlaps.results import Compute, Overlap, Priority, overlaps_of
 from collbench.overlaps.section import condition_name
 from collbench.runfile import run_file
