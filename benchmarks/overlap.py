@@ -31,7 +31,7 @@ from collbench.model.run import Run
 from collbench.model.units import format_size
 from collbench.overlaps import section as overlap
 from collbench.overlaps.results import Compute, Overlap, Priority, overlaps_of
-from collbench.overlaps.section import condition_name
+from collbench.overlaps.section import overlapping
 from collbench.runfile import run_file
 
 CHANGE_BAR, ISOLATED_BAR, WALL_BAR_S = 0.03, 0.01, 15.0
@@ -167,7 +167,7 @@ def _row(repeats: Sequence[Repeat], point: Point) -> tuple[str, bool]:
     missed |= over_loop is not None and size >= ISOLATED_FROM and abs(over_loop - 1) > ISOLATED_BAR
     cells += [f"{ratio:.4f}" if ratio else "-" for ratio in (over_loop, over_graph)]
     cells.append("MISSED" if missed else "met")
-    return f"| {condition_name(named)} | {format_size(size)} | {' | '.join(cells)} |", missed
+    return f"| {named.work.operation} {overlapping(named)} | {format_size(size)} | {' | '.join(cells)} |", missed
 
 
 def _isolated_ratios(repeats: Sequence[Repeat], point: Point) -> Iterator[tuple[float, float]]:

@@ -20,6 +20,7 @@ from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, wit
 from collbench.report.sections import Html
 from collbench.report.text.frame import header, origin, sim, troubled
 from collbench.report.text.layout import Lines, Page, Part, Table, both, short, table, whole
+from collbench.runfile.codec import picked
 
 Interval = tuple[float, float]
 
@@ -162,31 +163,26 @@ def answer(run: Run) -> str:
     overlap = strongest(overlaps_of(run))
     if overlap is None:
         return "no slowdown is shown: of each collective's factor, the 95% interval holds 1 or is unknown"
-    summary, settings = summarize(overlap), _settings(overlap.priority, overlap.ctas)
+    summary = summarize(overlap)
     compute = summary.compute_factor
     return (
         f"{overlap.work.operation.collective.title} of {format_size(overlap.size_bytes)} takes "
-        f"{_times(summary.collective_factor.value)} as long when overlapping {overlap.compute}{settings}; "
+        f"{_times(summary.collective_factor.value)} as long when {overlapping(overlap)}; "
         f"the {overlap.compute.kind} "
         + (f"takes {_times(compute.value)}" if compute.excludes(1.0) else "shows no slowdown")
     )
 
 
-def condition_name(overlap: Overlap) -> str:
-    """Return what a data point is called, apart from its size: "allreduce overlapping gemm:8192, high priority"."""
-    return f"{overlap.work.operation} overlapping {overlap.compute}{_settings(overlap.priority, overlap.ctas)}"
-
-
-def _settings(priority: Priority, ctas: int | None) -> str:
-    """Return what was set of a collective that overlaps compute: ", high priority, 4 CTAs", "" for nothing."""
-    high = ", high priority" if priority is Priority.HIGH else ""
-    return f"{high}, {amount(ctas, 'CTA')}" if ctas is not None else high
+def overlapping(overlap: Overlap) -> str:
+    """Return what a collective overlaps, and what was set of it: "overlapping gemm:8192, high priority, 4 CTAs"."""
+    high = ", high priority" if overlap.priority is Priority.HIGH else ""
+    ctas = "" if overlap.ctas is None else f", {amount(overlap.ctas, 'CTA')}"
+    return f"overlapping {overlap.compute}{high}{ctas}"
 
 
 def failed_overlap(overlap: Overlap, devices: Sequence[Device]) -> str:
     """Return "broadcast of 1M overlapping memory:256: hang: no answer within 60 s"."""
-    settings = _settings(overlap.priority, overlap.ctas)
-    what = f"{overlap.work.operation} of {format_size(overlap.size_bytes)} overlapping {overlap.compute}{settings}"
+    what = f"{overlap.work.operation} of {format_size(overlap.size_bytes)} {overlapping(overlap)}"
     return f"{what}: {sentences.failure(overlap.failure, devices) if overlap.failure else 'wrong data'}"
 
 
@@ -225,18 +221,23 @@ def _cells(one: Overlap) -> Iterator[str]:
         (summary.collective_alone, summary.collective_beside, summary.collective_factor),
         (summary.compute_alone, summary.compute_beside, summary.compute_factor),
     ):
-        yield from (milliseconds(alone), milliseconds(beside), f"{factor.value:.2f}{half_interval(factor)}")
+        yield from (milliseconds(alone.value), milliseconds(beside.value), times(factor))
     yield from (f"{summary.of_max.value:.2f}", f"{summary.of_sum.value:.2f}")
 
 
-def milliseconds(seconds: Figure) -> str:
-    """Return a time in ms, without its interval."""
-    return f"{seconds.value * 1e3:.3f}"
+def milliseconds(seconds: float) -> str:
+    """Return a time in ms for a table."""
+    return f"{seconds * 1e3:.3f}"
 
 
 def half_interval(figure: Figure) -> str:
     """Return half of a figure's interval as a share of it, " ±1.2%"; "" without an interval."""
     return f" ±{figure.half:.1%}" if figure.interval and figure.value > 0 else ""
+
+
+def times(factor: Figure) -> str:
+    """Return a factor with half of its interval: "1.08 ±1.2%"."""
+    return f"{factor.value:.2f}{half_interval(factor)}"
 
 
 def _times(factor: float) -> str:
@@ -245,27 +246,20 @@ def _times(factor: float) -> str:
 
 def _raw(run: Run) -> Iterator[Part]:
     """Yield how many trials, calls and units of compute each data point rests on, and how calls spread."""
-    rows = table(
-        "data point", "trials", "overlapping calls", "p10 ms", "p90 ms", "overlapping units", left=("data point",)
-    )
-    for overlap in overlaps_of(run):
-        if overlap.trials:
-            settings = _settings(overlap.priority, overlap.ctas)
-            name = f"{format_size(overlap.size_bytes)} overlapping {overlap.compute}{settings}"
-            calls = sum(len(trial.beside_calls) for trial in overlap.trials)
-            low, high = (f"{seconds * 1e3:.3f}" for seconds in spread(overlap))
-            units = sum(trial.covered_units for trial in overlap.trials)
-            rows.add_row(name, str(len(overlap.trials)), str(calls), low, high, str(units))
-    if rows.rows:
+    rows = []
+    for overlap in (one for one in overlaps_of(run) if one.trials):
+        name = f"{format_size(overlap.size_bytes)} {overlapping(overlap)}"
+        calls = sum(len(trial.beside_calls) for trial in overlap.trials)
+        units = sum(trial.covered_units for trial in overlap.trials)
+        rows.append((name, str(len(overlap.trials)), str(calls), *map(milliseconds, spread(overlap)), str(units)))
+    if rows:
         yield Text("\nsingle calls during compute, started at random times; calls that wait for compute take longer")
-        yield rows
+        yield table("data point", "trials", "overlapping calls", "p10 ms", "p90 ms", "overlapping units", rows=rows)
 
 
 def _verified(run: Run) -> Iterator[str]:
     """Yield how many data points were not verified: no line would look like agreement."""
-    unknown = sum(
-        1 for overlap in overlaps_of(run) if overlap.trials and (overlap.wrong is None or overlap.wrong_compute is None)
-    )
+    unknown = sum(bool(one.trials) and None in (one.wrong, one.wrong_compute) for one in overlaps_of(run))
     if unknown:
         yield f"verified  not {amount(unknown, 'data point')}: no result could be compared"
 
@@ -333,15 +327,11 @@ def rows(run: Run) -> Iterator[Row]:
         row: Row = {
             **devices_of(run, point.members),
             **outcome_of(run, point.trials, point.failure),
+            **picked(point, "size_bytes", "priority", "ctas", "wrong", "wrong_compute"),
             "operation": point.work.operation.value,
             "world_size": len(point.members),
             "dtype": run.settings.dtype,
-            "size_bytes": point.size_bytes,
             "compute": str(point.compute),
-            "priority": point.priority.value,
-            "ctas": point.ctas,
-            "wrong": point.wrong,
-            "wrong_compute": point.wrong_compute,
         }
         if point.trials:
             summary = summarize(point)

@@ -13,13 +13,14 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.model.units import amount, fixed, format_size, sentence
-from collbench.overlaps.section import Figure, half_interval, median_figure, milliseconds
+from collbench.overlaps.section import Figure, half_interval, median_figure, milliseconds, times
 from collbench.report import sentences
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
 from collbench.report.sections import Html
 from collbench.report.text.ablation import effect
 from collbench.report.text.frame import header, origin, sim, troubled
 from collbench.report.text.layout import Lines, Page, Table, both, listed, short, table, whole
+from collbench.runfile.codec import picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,8 @@ def page(run: Run) -> Page:
             yield Lines(sentence(line + _mark(run)))
         yield Lines(sentence(answer(run) + _mark(run)))
         yield from whole("header", Lines(header(run)))
-        yield from both("tables", Text(f"\n{sim(run)}a step of {measured[0].job}, idle in the pauses, ms"))
-        yield from both("tables", _arms(measured))
+        title = f"\n{sim(run)}a step of {measured[0].job}, idle in the pauses, ms"
+        yield from both("tables", Text(title), _arms(measured))
         yield from both("tables", Text(f"\n{sim(run)}one call within the step{_arm(measured[0])}, ms"))
         yield from whole("tables", _kinds(measured))
         yield from short(*listed(_kinds(measured), _MOST_KINDS))
@@ -119,8 +120,8 @@ def answer(run: Run) -> str:
     first = next(replay for replay in replays_of(run) if replay.trials)
     summary = summarize(first)
     return (
-        f"{_what(first)} communicates for {milliseconds(summary.communication)} ms{_arm(first)} and takes "
-        f"{milliseconds(summary.exposed)} ms longer than its pauses alone"
+        f"{_what(first)} communicates for {milliseconds(summary.communication.value)} ms{_arm(first)} and takes "
+        f"{milliseconds(summary.exposed.value)} ms longer than its pauses alone"
     )
 
 
@@ -158,12 +159,13 @@ def _lacking(denied: str) -> str:
 def _arms(measured: list[Replay]) -> Table:
     """Return a row for each arm, after the job's own if that is known; with several arms, ratios to the first one."""
     recorded = measured[0].recorded_seconds
-    rows: list[tuple[str, ...]] = [] if recorded is None else [("in the job", f"{recorded * 1e3:.3f}")]
+    rows: list[tuple[str, ...]] = [] if recorded is None else [("in the job", milliseconds(recorded))]
     for replay in measured:
         summary, change = summarize(replay), ratio(measured[0], replay)
-        times = f"{change.value:.2f}{half_interval(change)}" if change and replay is not measured[0] else ""
+        factor = times(change) if change and replay is not measured[0] else ""
         name = _arm(replay).strip() or "as it is"
-        rows.append((name, _with_half(summary.communication), times, _with_half(summary.step), _range(summary.exposed)))
+        figures = _with_half(summary.communication), factor, _with_half(summary.step), _range(summary.exposed)
+        rows.append((name, *figures))
     return table("", "communication", "ratio", "step", "exposed", rows=rows, left=("",), optional=("ratio",))
 
 
@@ -176,11 +178,11 @@ def _kinds(measured: list[Replay]) -> Table:
     rows = []
     for at in longest:
         call = first.calls[at]
-        times = [milliseconds(summary.by_kind[at]) for summary in summaries]
-        job = "-" if call.recorded_seconds is None else f"{call.recorded_seconds * 1e3:.3f}"
+        seconds = [milliseconds(summary.by_kind[at].value) for summary in summaries]
+        job = "-" if call.recorded_seconds is None else milliseconds(call.recorded_seconds)
         gbs = busbw_gbs(call, summaries[0].by_kind[at].value)
         what = (call.operation, format_size(call.size_bytes), str(call.ranks), str(call.count))
-        rows.append((*what, *times, job, "-" if gbs is None else f"{gbs:.1f}"))
+        rows.append((*what, *seconds, job, "-" if gbs is None else f"{gbs:.1f}"))
     return table(*heads, rows=rows, left=("call",), keys=3, optional=("in the job",))
 
 
@@ -208,15 +210,13 @@ def _notes(run: Run) -> Iterator[str]:
 
 
 def _with_half(figure: Figure) -> str:
-    return milliseconds(figure) + half_interval(figure)
+    return milliseconds(figure.value) + half_interval(figure)
 
 
 def _range(figure: Figure) -> str:
     """Return a difference with the ends of its interval: it may be near zero, where a share says nothing."""
-    if figure.interval is None:
-        return milliseconds(figure)
-    low, high = (end * 1e3 for end in figure.interval)
-    return f"{milliseconds(figure)} [{low:.3f}, {high:.3f}]"
+    ends = "" if figure.interval is None else f" [{', '.join(map(milliseconds, figure.interval))}]"
+    return f"{milliseconds(figure.value)}{ends}"
 
 
 def failed(_run: Run) -> str:
@@ -230,8 +230,8 @@ def html(run: Run) -> Html:
     measured = [arm for arm in replays_of(run) if arm.trials]
     if not measured:
         return Html(question, "nothing measured")
-    milliseconds = summarize(measured[0]).communication.value * 1e3
-    return Html(question, f"{fixed(milliseconds, 2)} ms a step", [*_worth(run, measured), answer(run)])
+    spent = fixed(summarize(measured[0]).communication.value * 1e3, 2)
+    return Html(question, f"{spent} ms a step", [*_worth(run, measured), answer(run)])
 
 
 # A row for each kind of call of each arm, with the figures of its step.
@@ -268,12 +268,10 @@ def rows(run: Run) -> Iterator[Row]:
         row: Row = {
             **devices_of(run, arm.members),
             **outcome_of(run, arm.trials, arm.failure),
-            "job": arm.job,
+            **picked(arm, "job", "recorded_ranks", "wrong"),
             "world_size": len(arm.members),
-            "recorded_ranks": arm.recorded_ranks,
             "without": ",".join(arm.without) or None,
             "recorded_communication_seconds": arm.recorded_seconds,
-            "wrong": arm.wrong,
         }
         summary = summarize(arm) if arm.trials else None
         for name, _ in _FIGURES if summary is not None else ():
@@ -281,10 +279,7 @@ def rows(run: Run) -> Iterator[Row]:
         for number, call in enumerate(arm.calls):
             yield {
                 **row,
-                "operation": call.operation,
-                "size_bytes": call.size_bytes,
-                "ranks": call.ranks,
-                "count": call.count,
+                **picked(call, "operation", "size_bytes", "ranks", "count"),
                 "call_seconds": summary.by_kind[number].value if summary else None,
                 "recorded_call_seconds": call.recorded_seconds,
             }
