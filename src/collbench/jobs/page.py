@@ -13,9 +13,9 @@ from collbench.jobs.calls import LateRank, RankRow, Report, Row, busbw_gbs
 from collbench.jobs.exposed import Exposure
 from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, StepSource, Unknown
 from collbench.model.printable import one_line
-from collbench.model.units import amount, figure, fixed, format_size
+from collbench.model.units import amount, figure, fixed, format_approximate_size, format_size
 from collbench.report.text.layout import Block, Lines, Table, both, more, only, prose, short, table, whole
-from collbench.runfile.codec import picked
+from collbench.runfile.codec import picked, plain
 
 _Ranked = TypeVar("_Ranked")
 _FEW_ROWS, _MOST_ROWS = 12, 2000  # on the short page, on the whole one
@@ -272,7 +272,15 @@ def as_json(report: Report) -> dict[str, Any]:
             | _seconds(one, "step", "compute", "overlapped", "exposed", "exposed_waiting", "copies", "idle")
             for one in report.gpu
         ],
-        "late": [_late_json(one) for one in report.late] if report.late_known else None,
+        "late": [
+            picked(one, "rank", "group")
+            | {"mean_seconds": one.mean, "median_seconds": one.lateness.median}
+            | {"interval_seconds": plain(one.lateness.interval), "last_share": one.last, "calls_seen": one.seen}
+            | {"calls_per_step": one.calls, "waits_seconds_per_step": one.waits}
+            for one in report.late
+        ]
+        if report.late_known
+        else None,
     }
 
 
@@ -297,27 +305,10 @@ def _row_json(report: Report, row: Row) -> dict[str, Any]:
     }
 
 
-def _late_json(one: LateRank) -> dict[str, Any]:
-    return picked(one, "rank", "group") | {
-        "mean_seconds": one.mean,
-        "median_seconds": one.lateness.median,
-        "interval_seconds": list(one.lateness.interval) if one.lateness.interval else None,
-        "last_share": one.last,
-        "calls_seen": one.seen,
-        "calls_per_step": one.calls,
-        "waits_seconds_per_step": one.waits,
-    }
-
-
 def size(size_bytes: int) -> str:
     """Return bytes in about six characters: "25M", "11.77M" for a size that is no whole number of a binary unit."""
     exact = format_size(size_bytes)
-    if len(exact) <= _SHORT:
-        return exact
-    for suffix, unit in (("T", 2**40), ("G", 2**30), ("M", 2**20), ("K", 2**10)):
-        if size_bytes >= unit:
-            return f"{fixed(size_bytes / unit)}{suffix}"
-    return exact
+    return exact if len(exact) <= _SHORT else format_approximate_size(size_bytes).replace(" ", "").removesuffix("iB")
 
 
 def size_text(job: Job, call: Call) -> str:
@@ -415,16 +406,13 @@ def _ranks(report: Report) -> Iterator[Block]:
 
 def _rank_table(rows: Sequence[RankRow], report: Report) -> Table:
     """Return a row for each rank: its calls, and in ms its step, its kernels, their waiting and their transfer."""
-    ranks = table("rank", "calls", "steps" if report.repeats else "times", "step", "kernels", "waiting", "transfer")
+    cells = []
     for row in rows:
         moving = None if row.kernels is None or row.waiting is None else max(0.0, row.kernels - row.waiting)
-        ranks.add_row(
-            str(row.rank),
-            str(row.calls),
-            str(row.repetitions),
-            *map(_milli, (row.step, row.kernels, row.waiting, moving)),
-        )
-    return ranks
+        spent = map(_milli, (row.step, row.kernels, row.waiting, moving))
+        cells.append((str(row.rank), str(row.calls), str(row.repetitions), *spent))
+    heads = ("rank", "calls", "steps" if report.repeats else "times", "step", "kernels", "waiting", "transfer")
+    return table(*heads, rows=cells)
 
 
 def compared_with(report: Report) -> str:

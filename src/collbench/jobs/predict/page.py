@@ -16,7 +16,8 @@ from collbench.judge.diagnose import Kind, judge
 from collbench.model.run import Run, tags
 from collbench.model.units import amount, counted, fixed
 from collbench.report.text.frame import ALARM, interrupted, origin, sim
-from collbench.report.text.layout import Block, Lines, both, more, prose, table
+from collbench.report.text.layout import Block, Lines, both, listed, prose, table
+from collbench.runfile.codec import picked
 
 _FEW = 12  # rows, assumptions
 _BAND = "band      from full overlap with compute to none"
@@ -33,12 +34,13 @@ def training_page(prediction: Prediction) -> Iterator[Block]:
     lines: list[str] = []
     if any(case.longer for case in prediction.cases):
         what = f"{sim(run)}ms a step: all messages one after the other, and the worst set's extra time"
-        rows = table("GPUs", "best set", "worst set", "longer: least", "expected", "most")
+        rows = []
         for case in prediction.cases:
             longer = ("-",) * 3 if case.longer is None else tuple(map(_ms, case.longer))
             worst = "-" if case.worst_seconds is None else _ms(case.worst_seconds)
-            rows.add_row(str(case.gpus), _ms(case.best_seconds), worst, *longer)
-        yield from both("tables", Text(what), rows, Text(""))
+            rows.append((str(case.gpus), _ms(case.best_seconds), worst, *longer))
+        heads = ("GPUs", "best set", "worst set", "longer: least", "expected", "most")
+        yield from both("tables", Text(what), table(*heads, rows=rows), Text(""))
         (bound, every), (few, many) = network.MEAN_ERROR_MS, network.STEPS
         lines.append(
             f"{_BAND}; expected: {network.SHARE:.0%} of the difference between sets. Between links with and without "
@@ -104,14 +106,10 @@ def training_json(prediction: Prediction) -> dict[str, Any]:
     return {
         "format": "collbench-prediction",
         "format_version": 1,
-        "backend": run.backend,
-        "fabric": run.machine.fabric,
-        "hostname": run.machine.hostname,
-        "started": run.started,
-        "strategy": step.strategy,
-        "parameters": step.parameters,
-        "layers": step.layers,
-        "dtype": step.dtype,
+        **picked(run, "backend"),
+        **picked(run.machine, "fabric", "hostname"),
+        **picked(run, "started"),
+        **picked(step, "strategy", "parameters", "layers", "dtype"),
         "messages": [
             {"operation": operation.value, "size_bytes": bytes_sent, "count": count}
             for (operation, bytes_sent), count in step.messages.items()
@@ -146,13 +144,14 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
     places = (f"recorded  {_devices(predicted.recorded)}", f"here      {_devices(predicted.here)}")
     yield from both("header", prose(answer))
     yield from both("header", Lines("\n".join(places) + "\n"))
-    rows = table("call", "bytes", "group", "recorded, µs", "here, µs", left=("call", "group"))
-    for number, (before, after) in list(predicted.prices.items())[:_FEW]:
+    rows = []
+    for number, (before, after) in predicted.prices.items():
         call = job.calls[number]
         times = micro(before.seconds), micro(after.seconds)
-        rows.add_row(call.operation, size(call.size_bytes), group_text(job, call), *times)
-    yield from both("tables", Text(f"{sim(run)}isolated calls, on the links of the record and on these"), rows)
-    yield from both("tables", *more(len(predicted.prices) - _FEW, " calls: --json has all"))
+        rows.append((call.operation, size(call.size_bytes), group_text(job, call), *times))
+    calls = table("call", "bytes", "group", "recorded, µs", "here, µs", rows=rows, left=("call", "group"))
+    yield from both("tables", Text(f"{sim(run)}isolated calls, on the links of the record and on these"))
+    yield from both("tables", *listed(calls, _FEW, " calls: --json has all"))
     lines = [
         f"{_BAND}; the record does not show which transfers compute waits for. The estimate was wrong by "
         f"{recorded.MEAN_ERROR_MS} ms on average for {recorded.JOBS} recorded jobs without P2P"
@@ -223,8 +222,7 @@ def job_json(job: Job, predicted: PredictedJob) -> dict[str, Any]:
         "gpu_limits": predicted.gpu_limits,
         "calls": [
             {
-                "operation": job.calls[number].operation,
-                "size_bytes": job.calls[number].size_bytes,
+                **picked(job.calls[number], "operation", "size_bytes"),
                 "recorded_seconds": before.seconds,
                 "seconds": after.seconds,
                 "assumed": after.assumed or before.assumed or None,

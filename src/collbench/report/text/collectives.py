@@ -96,11 +96,11 @@ def _communicators(run: Run) -> Iterator[Part]:
             yield from ranked_pairs(run, ranking)
         if operation in others:
             yield Text(f"\n{sim(run)}{operation} at {format_size(others[operation][0].point.size_bytes)}")
-            rates = table("devices", "time µs", "busbw GB/s", "95% interval")
+            rows = []
             for one in others[operation]:
                 time, _, _, busbw, interval, _ = _point_figures(one)
-                rates.add_row(tags(one.point.members, run.devices), time, busbw, interval)
-            yield from listed(rates, _FEW_ROWS)
+                rows.append((tags(one.point.members, run.devices), time, busbw, interval))
+            yield from listed(table("devices", "time µs", "busbw GB/s", "95% interval", rows=rows), _FEW_ROWS)
 
 
 def _title(

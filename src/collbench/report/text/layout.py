@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -49,20 +49,16 @@ class Table:
     """
 
     heads: Sequence[str]
-    rows: list[Sequence[str]] = field(default_factory=list)
+    rows: Sequence[Sequence[str]]
     left: Collection[int] = (0,)
     keys: int = 1
-
-    def add_row(self, *cells: str) -> None:
-        """Append a row; cells that it lacks at its end are empty."""
-        self.rows.append((*cells, *[""] * (len(self.heads) - len(cells))))
 
     def part(self, kept: Sequence[int]) -> Table:
         """Return a table of only these columns, by index."""
         rows = [[row[column] for column in kept] for row in self.rows]
         left = [place for place, column in enumerate(kept) if column in self.left]
         keys = sum(column < self.keys for column in kept)
-        return replace(self, heads=[self.heads[column] for column in kept], rows=[*rows], left=left, keys=keys)
+        return replace(self, heads=[self.heads[column] for column in kept], rows=rows, left=left, keys=keys)
 
     def without(self, heads: Collection[str]) -> Table:
         """Return the table without these columns."""
@@ -87,15 +83,15 @@ def table(
 ) -> Table:
     """Return a table of these rows: columns `left` (None: the first one) are aligned left, the others right.
 
-    The first `keys` columns name its rows; None: those aligned left at the start, or the first. Columns `optional` are
-    left out where they are empty or "-" in all rows.
+    Cells that a row lacks at its end are empty. The first `keys` columns name its rows; None: those aligned left at the
+    start, or the first. Columns `optional` are left out where they are empty or "-" in all rows.
     """
     is_left = [index == 0 if left is None else head in left for index, head in enumerate(heads)]
     at_start = len([*takewhile(bool, is_left)]) or 1
     at_left = [index for index, aligned in enumerate(is_left) if aligned]
-    filled = Table(heads, [], at_left, at_start if keys is None else keys)
-    for row in rows:
-        filled.add_row(*row)
+    cells = [tuple(row) for row in rows]
+    padded = [(*row, *[""] * (len(heads) - len(row))) for row in cells]
+    filled = Table(heads, padded, at_left, at_start if keys is None else keys)
     empty = {head for at, head in enumerate(heads) if all(row[at] in ("", "-") for row in filled.rows)}
     return filled.without(empty & set(optional)) if empty & set(optional) else filled
 

@@ -317,13 +317,13 @@ def tiers_table(run: Run, ranking: Ranking, most: int | None = None) -> Table:
     """Return a row for each tier; of more than `most` only the first ones and the last, each with one line of names."""
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     heads = ("tier", unit, "label", f"{ranking.kind}s", "vs best")
-    rows, tiers = table(*heads, left={*heads} - {unit}, keys=1), defaultdict[int, list[RankedLink]](list)
+    rows, tiers = list[tuple[str, ...]](), defaultdict[int, list[RankedLink]](list)
     for standing in ranking.standings:
         tiers[standing.tier].append(standing)
     for tier, standings in tiers.items():
         if most is not None and most <= tier < len(tiers):
             if tier == most:
-                rows.add_row("…", "", "", f"{len(tiers) - most} more tiers")
+                rows.append(("…", "", "", f"{len(tiers) - most} more tiers"))
             continue
         figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
         names = "\n".join(_names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES))
@@ -331,8 +331,8 @@ def tiers_table(run: Run, ranking: Ranking, most: int | None = None) -> Table:
         counts = Counter(standing.relation for standing in standings)
         relations = [f"{counts[one]} {one}" if len(counts) > 1 else one.value for one in Relation if counts[one]]
         rates = span(figure(min(figures)), figure(max(figures)))
-        rows.add_row(str(tier), rates, labels, names, ", ".join(relations))
-    return rows
+        rows.append((str(tier), rates, labels, names, ", ".join(relations)))
+    return table(*heads, rows=rows, left={*heads} - {unit}, keys=1)
 
 
 def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink], most: int) -> list[str]:
