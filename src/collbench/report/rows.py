@@ -26,6 +26,7 @@ from collbench.model.units import columns as aligned
 from collbench.model.units import fixed
 from collbench.report import sentences
 from collbench.report.sections import section
+from collbench.runfile.codec import picked
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
@@ -161,21 +162,16 @@ def run_id(run: Run) -> str:
 
 
 def _origin(run: Run) -> Row:
-    machine = run.machine
+    known = picked(run.machine, "fabric", "driver", "cuda", "nccl")
     return {
+        **picked(run, "started", "backend", "complete"),
+        **{name: text or None for name, text in known.items()},
         "run": run_id(run),
-        "started": run.started,
         "collbench": run.version,
-        "backend": run.backend,
-        "fabric": machine.fabric or None,
-        "hostname": machine.hostname,
-        "driver": machine.driver or None,
-        "cuda": machine.cuda or None,
-        "nccl": machine.nccl or None,
-        "nvls": nvls(run).value if machine.nccl else None,
+        "hostname": run.machine.hostname,
+        "nvls": nvls(run).value if run.machine.nccl else None,
         "environment": " ".join(f"{k}={shlex.quote(v)}" for k, v in sorted(run.settings.environment.items())) or None,
         "command": shlex.join(run.settings.command) or None,
-        "complete": run.complete,
     }
 
 
@@ -215,27 +211,21 @@ def _point_rows(run: Run) -> Iterator[Row]:
             **_rates(measurement),
             **outcome_of(run, measurement.samples, measurement.failure),
             "batches": sum(len(sample.seconds) for sample in measurement.samples),
-            "stop": measurement.stop.value if measurement.stop else None,
             "limit_gbs": limit.gbs if limit else None,
             "impossible": impossible.batches if impossible else 0,
-            "wrong": measurement.wrong,
+            **picked(measurement, "stop", "wrong"),
             **(_launches(run, launches[point]) if point in launches else {}),
         }
 
 
 def _work(run: Run, point: DataPoint) -> Row:
     operation = point.operation
-    row: Row = {
-        "operation": operation.value,
-        "variant": point.variant.value,
-        "numa_node": point.numa_node,
-        "size_bytes": point.size_bytes,
-    }
+    row: Row = picked(point, "operation", "variant", "numa_node", "size_bytes")
     if operation.is_copy:
         row["source"], row["destination"] = _ends(run, point)
     if operation.is_collective:
         row |= {
-            "registration": point.registration.value,
+            **picked(point, "registration"),
             "world_size": len(point.members),
             "dtype": run.settings.dtype,
             "redop": run.settings.redop if operation.reduces else None,
@@ -265,15 +255,8 @@ def _rates(measurement: Measurement) -> Row:
         return {}
     summary = summarize(measurement)
     low, high = summary.interval or (None, None)
-    return {
-        "seconds": summary.seconds,
-        "launch_seconds": summary.launch_seconds,
-        "algbw_gbs": summary.algbw,
-        "busbw_gbs": summary.busbw,
-        "busbw_low_gbs": low,
-        "busbw_high_gbs": high,
-        "concurrent": summary.concurrent,
-    }
+    rates = {"algbw_gbs": summary.algbw, "busbw_gbs": summary.busbw, "busbw_low_gbs": low, "busbw_high_gbs": high}
+    return picked(summary, "seconds", "launch_seconds", "concurrent") | rates
 
 
 def _launches(run: Run, launches: Tails) -> Row:
@@ -337,17 +320,16 @@ def as_markdown(run: Run, rows: Sequence[Row]) -> str:
     origin = (
         "sim: SIMULATED, nothing here was measured on a GPU" if capabilities(run.backend).simulated else run.backend
     )
-    head = [f"- backend: {_escaped(origin)}"]
-    head += [
+    lines = [f"- backend: {_escaped(origin)}"]
+    lines += [
         f"- {_escaped(name)}: {_shown(rows[0][name], _digits(rows[0]))}"
         for name in shared
         if name != "backend" and rows[0][name] is not None
     ]
-    if not kept:  # one data point: the head is all of it
-        return "\n".join(head) + "\n"
-    table = [_line(map(_escaped, kept)), _line("---" for _ in kept)]
-    table += [_line(_shown(row[name], _digits(row)) for name in kept) for row in rows]
-    return "\n".join([*head, "", *table]) + "\n"
+    if kept:  # of one data point all is in the lines above
+        lines += ["", _line(map(_escaped, kept)), _line("---" for _ in kept)]
+        lines += [_line(_shown(row[name], _digits(row)) for name in kept) for row in rows]
+    return "\n".join(lines) + "\n"
 
 
 def _digits(row: Row) -> int:
@@ -368,13 +350,9 @@ def number(value: float, digits: int = _MOST_DIGITS) -> str:
 
 
 def _shown(value: Value, digits: int) -> str:
-    if value is None:
-        return ""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float):
-        return number(value, digits)
-    return _escaped(value) if isinstance(value, str) else str(value)
+    return _escaped(value) if isinstance(value, str) else _text(value, digits)
 
 
 def _escaped(text: str) -> str:
@@ -448,7 +426,5 @@ class Table(Sequence[Row]):
         return frame.astype(types)
 
 
-def _text(value: Value) -> str:
-    if value is None:
-        return ""
-    return number(value) if isinstance(value, float) else str(value)
+def _text(value: Value, digits: int = _MOST_DIGITS) -> str:
+    return "" if value is None else number(value, digits) if isinstance(value, float) else str(value)

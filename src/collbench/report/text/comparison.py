@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.text import Text
 
 from collbench.judge.between_runs import FEWEST_LINKS, OF_FEW_LINKS, Origin
-from collbench.judge.compare import Change, Comparison, Difference, Group, Kind, Verdict
+from collbench.judge.compare import Change, Comparison, Group, Kind, Verdict
 from collbench.judge.outcome import outcome
 from collbench.model.run import Run, tags
-from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span, verb
+from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span, span, verb
 from collbench.report.text.frame import ALARM, alarm, not_judged, sim
 from collbench.report.text.layout import Lines, Page, Part, listed, short, table, whole
 from collbench.runfile.codec import document, picked, plain
@@ -121,22 +121,19 @@ def disturbed(comparison: Comparison, names: tuple[str, str]) -> str:
             clauses.append(f"{name} was disturbed: {seen[0]}{more}")
     if not clauses:
         return ""
-    undecided, count = comparison.count(Verdict.UNDECIDED), len(comparison.changes)
-    why = "; ".join([*clauses, *_changed_pairs(comparison)])
-    return f"{undecided} of {amount(count, 'data point')} {verb(undecided, 'is', 'are')} undecided because {why}."
+    return f"{_undecided(comparison)} because {'; '.join([*clauses, *_changed_pairs(comparison)])}."
 
 
 def _changed_pairs(comparison: Comparison) -> Iterator[str]:
     """Yield how many pairs are slower, and how many faster, by more than --fail-below, whatever is significant."""
     ratios = [group.ratio for group in comparison.groups if group.kind is Kind.DEVICES and len(group.members) == 2]
-    limit = f"{fixed(100 * comparison.fail_below, 6)}%"
-    kept = 1 - comparison.fail_below
+    kept, pairs = 1 - comparison.fail_below, amount(len(ratios), "pair")
     for how, count in (
         ("slower", sum(ratio < kept for ratio in ratios)),
         ("faster", sum(kept * ratio > 1 for ratio in ratios)),
     ):
         if count:
-            yield f"{count} of {amount(len(ratios), 'pair')} {verb(count, 'is', 'are')} more than {limit} {how}"
+            yield f"{count} of {pairs} {verb(count, 'is', 'are')} more than {_limit(comparison)} {how}"
 
 
 def alarms(comparison: Comparison) -> Iterator[Text]:
@@ -166,7 +163,7 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
     if variation := runs_vary(comparison):
         yield f"runs      {variation}"
     for difference in comparison.differences:
-        yield f"differs   {_differs(difference)}"
+        yield f"differs   {difference.what}: {difference.base or 'none'} → {difference.new or 'none'}"
 
 
 def other_devices(comparison: Comparison) -> str:
@@ -201,8 +198,7 @@ def runs_vary(comparison: Comparison) -> str:
     found = [one.between for one in comparison.changes if one.key.size_bytes == largest and one.between.sigma]
     if not found:
         return ""
-    low, high = (f"{100 * pick(one.sigma for one in found):.2f}%" for pick in (min, max))
-    spread = f"{low} to {high}" if low != high else low
+    spread = span(*(f"{100 * pick(one.sigma for one in found):.2f}%" for pick in (min, max)))
     if comparison.history:
         how = f", estimated from {amount(comparison.history + 1, 'run')}"
     elif any(one.origin is Origin.COMPARISON for one in found):
@@ -214,22 +210,23 @@ def runs_vary(comparison: Comparison) -> str:
     return f"vary by {spread} at {format_size(largest)}{how}"
 
 
-def _differs(difference: Difference) -> str:
-    return f"{difference.what}: {difference.base or 'none'} → {difference.new or 'none'}"
-
-
 def conclusion(comparison: Comparison) -> str:
     """Return the verdict in one sentence, with the number of undecided data points where most are."""
     found = _found(comparison)
-    if not comparison.mostly_undecided:
-        return found
+    return f"{found.removesuffix('.')}; {_undecided(comparison)}." if comparison.mostly_undecided else found
+
+
+def _undecided(comparison: Comparison) -> str:
     undecided = comparison.count(Verdict.UNDECIDED)
-    points = f"{undecided} of {amount(len(comparison.changes), 'data point')}"
-    return f"{found.removesuffix('.')}; {points} {verb(undecided, 'is', 'are')} undecided."
+    return f"{undecided} of {amount(len(comparison.changes), 'data point')} {verb(undecided, 'is', 'are')} undecided"
+
+
+def _limit(comparison: Comparison) -> str:
+    return f"{fixed(100 * comparison.fail_below, 6)}%"
 
 
 def _found(comparison: Comparison) -> str:
-    limit = f"{fixed(100 * comparison.fail_below, 6)}% (--fail-below)"
+    limit = f"{_limit(comparison)} (--fail-below)"
     if not comparison.changes:
         return "The runs have no data point in common: nothing was compared."
     if comparison.regressions:
@@ -268,21 +265,21 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
 
     Of data points it is one that a row of the page shows, if one of these is among them.
     """
-    shown = {row.shown.key for row in _rows(comparison, Verdict.WORSE)}
+    shown = {change.key for _, _, change in _rows(comparison, Verdict.WORSE)}
     visible = [one for one in slower if isinstance(one, Group) or one.key in shown]
     worst = min(visible or slower, key=lambda one: (isinstance(one, Change), one.ratio))
     if isinstance(worst, Group):
         name = _group_name(comparison, worst, f" at {format_size(worst.size_bytes)}")
     else:
-        work, members = worst.key.work, worst.key.members
-        name = f"{work} at {format_size(worst.key.size_bytes)} on {_device_names(comparison.base, members, work)}"
+        key = worst.key
+        name = f"{key.work} at {format_size(key.size_bytes)} on {_device_names(comparison, key.members, key.work)}"
     return f"{name}: {1 - worst.ratio:.1%} slower"
 
 
 def _group_name(comparison: Comparison, group: Group, at: str = "") -> str:
     """Return what a group's data points share: the devices, or the work and its size (`at`)."""
     if group.kind is Kind.DEVICES:
-        return f"all of {_device_names(comparison.base, group.members)}"
+        return f"all of {_device_names(comparison, group.members)}"
     return f"{group.work}{at} everywhere"
 
 
@@ -306,18 +303,11 @@ def _changed(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Pa
         yield from listed(table(*heads, rows=rows, keys=3, optional=heads[2:5]), most, _ALL)
 
 
-class _Row(NamedTuple):
-    """Data points with one verdict of a work on some devices: their number, and the one whose figures are shown."""
-
-    name: str
-    points: int
-    shown: Change
-
-
-def _rows(comparison: Comparison, verdict: Verdict) -> list[_Row]:
+def _rows(comparison: Comparison, verdict: Verdict) -> list[tuple[str, int, Change]]:
     """Return a row for each work and set of devices that has this verdict, the largest change that is shown first.
 
-    A row shows its largest message. A work has a single row if all of its sets of devices changed.
+    A row has a name, the number of its data points and the one whose figures it shows, that of the largest message. A
+    work has a single row if all of its sets of devices changed.
     """
     changes = [change for change in comparison.changes if change.verdict is verdict]
     works: dict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
@@ -330,15 +320,14 @@ def _rows(comparison: Comparison, verdict: Verdict) -> list[_Row]:
     for (work, devices), device_changes in by_devices.items():
         every = works[work, len(devices)]
         all_changed = len(every) > 2 and all((work, other) in by_devices for other in every)
-        where = f"on all {len(every)}" if all_changed else _device_names(comparison.base, devices, work)
-        name = f"{work} {where}"
-        rows[name] += device_changes
-    found = [_Row(name, len(some), max(some, key=lambda change: change.key.size_bytes)) for name, some in rows.items()]
-    return sorted(found, key=lambda row: -abs(1 - row.shown.ratio))
+        where = f"on all {len(every)}" if all_changed else _device_names(comparison, devices, work)
+        rows[f"{work} {where}"] += device_changes
+    found = [(name, len(some), max(some, key=lambda change: change.key.size_bytes)) for name, some in rows.items()]
+    return sorted(found, key=lambda row: -abs(1 - row[2].ratio))
 
 
-def _device_names(run: Run, positions: Sequence[int], work: str = "") -> str:
-    tags = [run.devices[position].tag for position in positions]
+def _device_names(comparison: Comparison, positions: Sequence[int], work: str = "") -> str:
+    tags = [comparison.base.devices[position].tag for position in positions]
     if len(tags) > _MOST_NAMES:
         return f"{tags[0]} … {tags[-1]} ({len(tags)} devices)"
     return ("→" if "-write" in work or "-read" in work else "-").join(tags)

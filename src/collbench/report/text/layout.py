@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from typing import TypeAlias
 
 from rich.text import Text
@@ -68,9 +68,7 @@ class Table:
         """Return the table as lines of aligned columns."""
         texts = [[head.strip() for head in self.heads]]  # blanks tell columns of one name apart
         for row in self.rows:
-            cells = [cell.split("\n") for cell in row]
-            for line in range(max(map(len, cells))):
-                texts.append([cell[line] if line < len(cell) else "" for cell in cells])
+            texts += map(list, zip_longest(*(cell.split("\n") for cell in row), fillvalue=""))
         return columns(texts, right=[at for at, _ in enumerate(self.heads) if at not in self.left])
 
 
@@ -91,9 +89,8 @@ def table(
     at_left = [index for index, aligned in enumerate(is_left) if aligned]
     cells = [tuple(row) for row in rows]
     padded = [(*row, *[""] * (len(heads) - len(row))) for row in cells]
-    filled = Table(heads, padded, at_left, at_start if keys is None else keys)
-    empty = {head for at, head in enumerate(heads) if all(row[at] in ("", "-") for row in filled.rows)}
-    return filled.without(empty & set(optional)) if empty & set(optional) else filled
+    empty = [head for at, head in enumerate(heads) if head in optional and all(row[at] in ("", "-") for row in padded)]
+    return Table(heads, padded, at_left, at_start if keys is None else keys).without(empty)
 
 
 @dataclass(frozen=True, slots=True)
