@@ -24,7 +24,7 @@ def as_json(run: Run) -> dict[str, Any]:
     if run.settings.kind is not CommandKind.NODES:
         own, names = ordinary(run), [device.tag for device in run.devices]
         deciding = evidence(own)
-        rankings = [] if deciding is None else [*filter(None, ranking.rankings_of_pairs(own, deciding))]
+        rankings = [] if deciding is None else ranking.rankings_of_pairs(own, deciding)
         answer["best"] = [
             {
                 "devices": [names[member] for member in one.members],

@@ -71,7 +71,7 @@ def _health(run: Run) -> Iterator[Group]:
     """Yield the health before and after the run, and how it was measured."""
     health = [f"health    {line}" for line in health_lines(run)]
     yield Group([Lines("\n".join(health)) if health else Text("These devices report no temperatures or errors.")])
-    if remarks := notes(run, health=False):
+    if remarks := notes(run):
         yield Group([Text("\nHow it was measured"), Lines("\n".join(remarks))])
 
 
@@ -270,16 +270,6 @@ Bounds = tuple[float | None, float | None, float | None]  # the low end of the 9
 NOTHING: Bounds = (None, None, None)
 
 
-def _name(family: Family) -> str:
-    """Return a family's name in the choosers: "ce-write", "allreduce over 4 ranks"."""
-    return f"{family.work} over {len(family.sets[0])} ranks" if family.kind == "group" else str(family.work)
-
-
-def _rows(family: Family, bounds: Callable[[Measurement], Bounds]) -> list[list[Bounds]]:
-    """Return the bounds of each data point, by size and device set; NOTHING where nothing was measured."""
-    return [[bounds(one) if one is not None and one.samples else NOTHING for one in row] for row in family.grid]
-
-
 def _short(value: float | None) -> float | None:
     """Return a figure with five digits: measurements have no more, and the page stays small enough for a mail."""
     if value is None:
@@ -296,23 +286,21 @@ _BRIGHT = ((0.0, 0.25, 0.50, 0.75, 0.90, 0.95, 0.98, 1.0), (0.0, 4.0, 8.0, 12.0,
 
 
 def figures(family: Family) -> list[dict[str, Any]]:
-    """Return the work's bandwidth and time."""
-    if family.work.operation is Operation.CHASE:
-        return [
-            _figure("time", "ns an access", _rows(family, lambda measurement: _times(measurement, 1e9)), least=True)
-        ]
+    """Return the work's bandwidth, which an access has not, and its time."""
+    is_access = family.work.operation is Operation.CHASE
+    unit, scale = ("ns an access", 1e9) if is_access else ("µs", 1e6)
     quantity = "bus bandwidth (busbw)" if family.work.operation.is_collective else "bandwidth"
-    return [
-        _figure(quantity, "GB/s", _rows(family, _rates)),
-        _figure("time", "µs", _rows(family, lambda measurement: _times(measurement, 1e6)), least=True),
-    ]
+    rates = [] if is_access else [_figure(family, quantity, "GB/s", _rates)]
+    return [*rates, _figure(family, "time", unit, lambda measurement: _times(measurement, scale), least=True)]
 
 
-def _figure(title: str, unit: str, rows: Sequence[Sequence[Bounds]], *, least: bool = False) -> dict[str, Any]:
-    """Return a figure with the ends of its interval; `least`: the smallest is the best."""
+def _figure(
+    family: Family, title: str, unit: str, bounds: Callable[[Measurement], Bounds], *, least: bool = False
+) -> dict[str, Any]:
+    """Return a figure by size and device set, with the ends of its interval; `least`: the smallest is the best."""
+    rows = [[bounds(one) if one is not None and one.samples else NOTHING for one in row] for row in family.grid]
     low, value, high = ([[_short(three[end]) for three in row] for row in rows] for end in range(3))
-    shades = [_shades(row, least=least) for row in value]
-    shape = {"title": title, "unit": unit, "least": least, "shades": shades}
+    shape = {"title": title, "unit": unit, "least": least, "shades": [_shades(row, least=least) for row in value]}
     return {**shape, "value": value, "low": low, "high": high}
 
 
@@ -383,7 +371,7 @@ def _of_family(
         tiers.append([of_sets.get(devices, []) for devices in sets] if ranking else [])
     rows = family.grid
     return {
-        "name": _name(family),
+        "name": f"{work} over {len(sets[0])} ranks" if family.kind == "group" else str(work),
         "kind": family.kind,
         "about": _DIRECTED[family.kind],
         "collective": work.operation.is_collective,

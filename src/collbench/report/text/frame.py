@@ -245,18 +245,15 @@ _FEW_LINES = 3  # of failures, of health: on the short page
 _MOST_NAMES = 4  # of what was skipped for one reason, of works
 
 
-def notes(run: Run, *, health: bool = True) -> list[str]:
-    """Return the lines of all notes, without repeats; those on the devices' health only if `health`."""
-    lines = [*_stopped(run), *_verified(run), *failures(run), *_interference(run)]
-    lines += nccl_notes(run)
-    if health:
-        lines += [f"health    {line}" for line in health_lines(run)]
-    return list(dict.fromkeys([*lines, *_skipped(run)]))
+def notes(run: Run) -> list[str]:
+    """Return the lines of all notes, without repeats."""
+    lines = *_stopped(run), *_verified(run), *failures(run), *_interference(run), *nccl_notes(run), *_skipped(run)
+    return list(dict.fromkeys(lines))
 
 
 def ending(run: Run, *more: str) -> Iterator[Block]:
     """Yield the last blocks of a measuring command's page: notes and health, on the short page trouble and origin."""
-    lines = [*notes(run, health=False), *more]
+    lines = [*notes(run), *more]
     if lines:
         yield from whole("notes", Lines("\n" + "\n".join(lines)))
     if health := health_lines(run):

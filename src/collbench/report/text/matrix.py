@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 
@@ -193,12 +194,8 @@ def _counted_sets(run: Run, work: Work, sets: Sequence[Members]) -> str:
 
 def at_largest(measurements: Iterable[Measurement]) -> dict[Operation, list[Measurement]]:
     """Return each operation's data points of its largest size; operations in the order of the model."""
-    points: dict[Operation, list[Measurement]] = {operation: [] for operation in Operation}
+    points = defaultdict[tuple[Operation, int], list[Measurement]](list)
     for measurement in measurements:
-        points[measurement.point.operation].append(measurement)
-    sizes = {operation: max((one.point.size_bytes for one in these), default=0) for operation, these in points.items()}
-    return {
-        operation: [one for one in these if one.point.size_bytes == sizes[operation]]
-        for operation, these in points.items()
-        if these
-    }
+        points[measurement.point.operation, measurement.point.size_bytes].append(measurement)
+    largest = {operation: points[operation, size] for operation, size in sorted(points, key=lambda key: key[1])}
+    return {operation: largest[operation] for operation in Operation if operation in largest}

@@ -106,12 +106,10 @@ def _mapped(run: Run) -> dict[Operation, int]:
     return {operation: sizes[operation] for operation in shown}
 
 
-def rankings_of_pairs(run: Run, deciding: Ranking) -> Iterator[Ranking | None]:
-    """Yield the ranking by which devices are chosen, then that of each other operation at its largest size on pairs."""
-    yield deciding
-    for operation, size_bytes in _on_pairs(run).items():
-        if operation is not deciding.operation:
-            yield rank_pairs(run, operation, size_bytes)
+def rankings_of_pairs(run: Run, deciding: Ranking) -> list[Ranking]:
+    """Return the ranking by which devices are chosen, then those of other operations at their largest size on pairs."""
+    others = (rank_pairs(run, *on) for on in _on_pairs(run).items() if on[0] is not deciding.operation)
+    return [deciding, *filter(None, others)]
 
 
 def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[Part]:
@@ -265,9 +263,8 @@ def as_json(run: Run, ranked_works: Sequence[RankedWork]) -> dict[str, Any]:
         for ranked in ranked_works
     ]
     return {
-        "fabric": run.machine.fabric,
-        "hostname": run.machine.hostname,
-        "started": run.started,
+        **picked(run.machine, "fabric", "hostname"),
+        **picked(run, "started"),
         "failed": headline(run),
         "devices": [device.tag for device in run.devices],
         "works": works,

@@ -148,10 +148,9 @@ def as_json(
     return {
         "format": "collbench-check",
         "format_version": 1,
-        "backend": run.backend,
-        "hostname": run.machine.hostname,
-        "fabric": run.machine.fabric,
-        "started": run.started,
+        **picked(run, "backend"),
+        **picked(run.machine, "hostname", "fabric"),
+        **picked(run, "started"),
         "exit_status": int(status(run, verdicts) if exit_status is None else exit_status),
         "pairs": covered.pairs,
         "judged": len(covered.judged),
