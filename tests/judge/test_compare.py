@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
@@ -66,15 +67,41 @@ def test_what_was_matched_by_order_is_named_where_it_tells_something() -> None:
         ((0, 1, 2), "NVIDIA H200", "other devices: 3 × NVIDIA H200; 1 other is the same"),
     ],
 )
-def test_other_devices_are_said_below_the_conclusion(replaced: tuple[int, ...], name: str, line: str) -> None:
-    """Before any figure: their rates may differ for another reason than a change."""
+def test_other_devices_are_said_before_the_conclusion(replaced: tuple[int, ...], name: str, line: str) -> None:
+    """Their rates may differ for another reason than a change."""
     devices = [replace(gpu, uuid=f"GPU-new-{gpu.index}", name=name) for gpu in gpus(4)]
     mixed = tuple(new if new.index in replaced else old for old, new in zip(gpus(4), devices, strict=True))
     found = compare(copies(), replace(copies(), devices=mixed), FAIL)
-    first, second, *_ = text(page(found, ("a.json", "b.json")), verbose=False).splitlines()
-    assert first.startswith("Nothing is significantly slower.")
-    assert (second if line else "") == line
-    assert second.startswith("other devices") == bool(line)
+    said = text(page(found, ("a.json", "b.json")), verbose=False)
+    assert said.startswith(f"{line}\nNothing is significantly slower." if line else "Nothing is significantly slower.")
+
+
+def pair_of(there: float = 1.0, back: float = 1.0, seed: int = 0) -> Run:
+    """Return a run of two GPUs, with these factors of the copies from GPU0, of those to it, and all-reduce as slow."""
+    factors = {(0, 1): there, (1, 0): back}
+    found = [
+        measured(operation, link, noisy(400 * factor, 0.003, 100 * seed + 10 * at + link[0]))
+        for at, operation in enumerate((Operation.CE_WRITE, Operation.CE_READ))
+        for link, factor in factors.items()
+    ]
+    slowest = 300 * min(factors.values())
+    return run_of(gpus(2), [*found, measured(Operation.ALLREDUCE, (0, 1), noisy(slowest, 0.003, 100 * seed + 5))])
+
+
+@pytest.mark.parametrize(
+    ("title", "there", "back", "head"),
+    [
+        ("one direction halved", 0.5, 1.0, r"Regression: copies at 1G GPU0→GPU1: (49|50)\.\d% slower, "),
+        ("the other", 1.0, 0.7, r"Regression: copies at 1G GPU1→GPU0: (29|30)\.\d% slower, "),
+        ("one more than the other", 0.5, 0.6, r"Regression: all of GPU0-GPU1: 4\d\.\d% slower, "),
+        ("both", 0.5, 0.5, r"Regression: (all of GPU0-GPU1|ce-\w* at 1G everywhere): (49|50)\.\d% slower, "),
+    ],
+)
+def test_a_direction_that_lost_is_named_with_its_own_loss(title: str, there: float, back: float, head: str) -> None:
+    """The mean of a halved direction and a healthy one is the rate of neither."""
+    shown = text(page(compare(pair_of(), pair_of(there, back, 1), FAIL), ("a.json", "b.json")))
+    assert re.match(head, shown), shown
+    assert ("all of GPU0-GPU1" in shown) == ("everywhere" in shown) == (there < 1 and back < 1)
 
 
 def test_a_device_more_has_points_of_its_own() -> None:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median
+from statistics import median_high, median_low
 from typing import Any
 
 from collbench.judge.between_runs import Key, PointPair, Variation, in_both, parts_of, points_by_key
@@ -221,7 +221,7 @@ def judge_group(together: Together, alpha: float, fail_below: float) -> Group:
     weights = [one / sum(inverse) for one in inverse]
     middle = sum(weight * one.difference for weight, one in zip(weights, pairs, strict=True))
     parts = [*parts_of([*zip(weights, pairs, strict=True)])]
-    typical = median(one.difference for one in pairs)
+    every = [one.difference for one in pairs]
     shift = sum(weight * one.between.shift for weight, one in zip(weights, pairs, strict=True))
     delta = max(tolerance(one.key.size_bytes) for one in pairs)
     return Group(
@@ -231,7 +231,7 @@ def judge_group(together: Together, alpha: float, fail_below: float) -> Group:
         members=members,
         points=len(pairs),
         size_bytes=max(one.key.size_bytes for one in pairs),
-        **_judged(middle, shift, (typical, typical), parts, delta, alpha, fail_below),
+        **_judged(middle, shift, (median_low(every), median_high(every)), parts, delta, alpha, fail_below),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any
 
 from rich.text import Text
@@ -89,14 +90,14 @@ def body(comparison: Comparison, names: tuple[str, str]) -> Page:
 
 
 def _verdict(comparison: Comparison, names: tuple[str, str], before: str = "") -> Iterator[Text]:
-    """Yield why most is undecided, if a run shows it by itself, the verdict, and of which other devices it is."""
+    """Yield which devices are others, why most is undecided, if a run shows it by itself, and the verdict."""
+    if others := other_devices(comparison):
+        yield Text(f"{before}{others}", style=ALARM)
     found = conclusion(comparison)
     if why := disturbed(comparison, names):
         yield Text(f"{before}{why}", style=ALARM)
         found = _found(comparison)
     yield Text(f"{before}{found}", style=_STYLES[Verdict.WORSE] if comparison.regressions else "")
-    if others := other_devices(comparison):
-        yield Text(f"{before}{others}", style=ALARM)
 
 
 def disturbed(comparison: Comparison, names: tuple[str, str]) -> str:
@@ -266,14 +267,43 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
     Of data points it is one that a row of the page shows, if one of these is among them.
     """
     shown = {change.key for _, _, change in _rows(comparison, Verdict.WORSE)}
-    visible = [one for one in slower if isinstance(one, Group) or one.key in shown]
-    worst = min(visible or slower, key=lambda one: (isinstance(one, Change), one.ratio))
-    if isinstance(worst, Group):
-        name = _group_name(comparison, worst, f" at {format_size(worst.size_bytes)}")
+    groups = [_named(comparison, one) for one in slower if isinstance(one, Group)]
+    changes = [one for one in slower if isinstance(one, Change)]
+    if groups:
+        ratio, name = min(groups)
     else:
-        key = worst.key
+        worst = min([one for one in changes if one.key in shown] or changes, key=lambda one: one.ratio)
+        ratio, key = worst.ratio, worst.key
         name = f"{key.work} at {format_size(key.size_bytes)} on {_device_names(comparison, key.members, key.work)}"
-    return f"{name}: {1 - worst.ratio:.1%} slower"
+    return f"{name}: {1 - ratio:.1%} slower"
+
+
+def _named(comparison: Comparison, group: Group) -> tuple[float, str]:
+    """Return a group's ratio and name; of a pair of which one direction changed that direction's."""
+    changed = _one_way(comparison, group)
+    if not changed:
+        return group.ratio, _group_name(comparison, group, f" at {format_size(group.size_bytes)}")
+    copies = f"copies at {format_size(changed[0].key.size_bytes)}"
+    ratio = median(change.ratio for change in changed)
+    return ratio, f"{copies} {tags(changed[0].key.members, comparison.base.devices, '→')}"
+
+
+def _one_way(comparison: Comparison, group: Group) -> list[Change]:
+    """Return the largest copies of one direction of a group's pair, if they changed as it did and the others did not.
+
+    The mean of both directions is the rate of neither.
+    """
+    largest: dict[str, int] = defaultdict(int)
+    directions: dict[tuple[int, ...], list[Change]] = defaultdict(list)
+    for change in comparison.changes:
+        largest[change.key.work] = max(largest[change.key.work], change.key.size_bytes)
+    for change in comparison.changes:
+        of_pair = len(group.members) == 2 and tuple(sorted(change.key.members)) == group.members
+        if of_pair and change.operation.is_copy and change.key.size_bytes == largest[change.key.work]:
+            directions[change.key.members].append(change)
+    changed = [some for some in directions.values() if all(change.verdict is group.verdict for change in some)]
+    others = [some for some in directions.values() if not any(change.verdict is group.verdict for change in some)]
+    return changed[0] if changed and others else []
 
 
 def _group_name(comparison: Comparison, group: Group, at: str = "") -> str:
@@ -285,7 +315,8 @@ def _group_name(comparison: Comparison, group: Group, at: str = "") -> str:
 
 def _changed(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Part]:
     """Yield a table of what has this verdict: what has it as a whole, then data points."""
-    groups = sorted((one for one in comparison.groups if one.verdict is verdict), key=lambda one: -abs(1 - one.ratio))
+    alike = [one for one in comparison.groups if one.verdict is verdict and not _one_way(comparison, one)]
+    groups = sorted(alike, key=lambda one: -abs(1 - one.ratio))
     rows = list[tuple[str, ...]]()
     for one in groups:
         size = "" if one.kind is Kind.DEVICES else format_size(one.size_bytes)
