@@ -67,6 +67,12 @@ def test_a_winner_that_was_not_chosen_is_distinguished_from_its_equals_by_the_pr
     assert (choice.members, choice.decided_by) == (THIRD, (TieBreak.PREDICTED,))
 
 
+def test_a_tie_that_only_measuring_shows_is_decided_by_the_prediction() -> None:
+    sure = replace(predicted(OTHER, FIRST), decided_by=())  # its band was the better
+    choice = settle(sure, verification({FIRST: near(300), OTHER: near(301)}))
+    assert (choice.members, choice.decided_by) == (OTHER, (TieBreak.PREDICTED,))
+
+
 def test_all_that_tie_are_said_to() -> None:
     choice = settle(predicted(FIRST, OTHER), verification({FIRST: near(300), OTHER: near(301)}))
     assert (choice.members, choice.tied, choice.gain) == (FIRST, True, None)

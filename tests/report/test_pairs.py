@@ -24,3 +24,15 @@ def test_colours_are_for_terminals_alone() -> None:
     assert "48;5;227m" in text(pairs_page(run), terminal=True)
     assert "\x1b" not in text(pairs_page(run))
     assert "48;5;" not in text(pairs_page(run), terminal=True, no_color=True)
+
+
+@pytest.mark.parametrize(
+    ("title", "fast", "said"),
+    [
+        ("two tie", {(0, 1), (2, 3)}, "reaches 200 GB/s; ties decided by the lowest PCI bus ids\n"),
+        ("one is best", {(2, 3)}, "reaches 200 GB/s\n"),
+    ],
+)
+def test_what_decided_a_tie_is_said(title: str, fast: set[tuple[int, int]], said: str) -> None:
+    first, *_ = text(pairs_page(pairs_run(4, lambda a, b: 300.0 if (a, b) in fast else 200.0))).partition("best 4")
+    assert said in first.replace("\n          ", " "), title

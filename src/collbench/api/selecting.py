@@ -126,7 +126,7 @@ def named(choice: Choice, devices: Sequence[Device], origin: Origin) -> Selectio
             for one in choice.finalists
         ),
         gain=choice.gain,
-        decided_by=", then ".join(choice.decided_by),
+        decided_by=choice.decided,
         tied=choice.tied,
         heuristic=choice.heuristic,
         estimated=choice.estimated,

@@ -108,7 +108,7 @@ def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices)
     if run.measurements:
         out = [(run.devices[exclusion.member], exclusion.reason) for exclusion in choice.left_out]
         note = _left_out(out + cut)
-        return Chosen(devices, choice.why(run.devices), found.source, note)
+        return Chosen(devices, choice.explained(run.devices), found.source, note)
     why = "all that are not excluded" if request.exclude else "all available"
     return Chosen(devices, why, found.source, note=_left_out(cut + by_run.lost(present)))
 

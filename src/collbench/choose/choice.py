@@ -72,8 +72,8 @@ class TieBreak(StrEnum):
     LATENCY = "the lower latency for small messages"
     NUMA_NODES = "the fewest NUMA nodes"
     REMAINDER = "the best remaining GPUs for the next job"
-    BUS_ID = "PCI bus id"
-    INDEX = "index"
+    BUS_ID = "the lowest PCI bus ids"
+    INDEX = "the lowest indices"
     PREDICTED = "the predicted order"
 
 
@@ -168,6 +168,16 @@ class Choice:
         if above_limit := [some for some in self.failed if some in self.impossible]:
             text += f"; includes {device_sets(above_limit, devices)} with a rate above the limit"
         return text
+
+    @property
+    def decided(self) -> str:
+        """What decided a tie: "the fewest NUMA nodes, then the lowest PCI bus ids"; "" if bandwidth decided."""
+        return ", then ".join(self.decided_by)
+
+    def explained(self, devices: Sequence[Device]) -> str:
+        """Return why the set was chosen, and what decided a tie."""
+        why = self.why(devices)
+        return f"{why}; ties decided by {self.decided}" if self.decided else why
 
 
 # A choice by the devices' own names, with all that explains it: what `collbench select` prints and Python gets.

@@ -154,7 +154,7 @@ def settle(choice: Choice, verification: Run) -> Choice:
     failed = tuple(devices for devices in choice.failed if set(devices) <= set(winner)) or outcome(verification).within(
         winner
     )
-    decided_by = choice.decided_by if winner == choice.members else (TieBreak.PREDICTED,)
+    decided_by = (choice.decided_by if winner == choice.members else ()) or (TieBreak.PREDICTED,)
     over = f" (same as the first {len(winner)})" if winner == default else ""
     if gain is not None:
         over = f", {gain[1]:.2f}× ({gain[0]:.2f}–{gain[2]:.2f}) that of the first {len(winner)}"

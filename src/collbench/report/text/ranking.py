@@ -78,7 +78,9 @@ def pairs_page(run: Run) -> Page:
 
 def recommended(run: Run, chosen: Iterable[Choice]) -> list[str]:
     """Return a line for each set that was chosen, with its reason, and for each device that was left out."""
-    lines = [f"best {len(one.members):<3} {tags(one.members, run.devices)}: {one.why(run.devices)}" for one in chosen]
+    lines = [
+        f"best {len(one.members):<3} {tags(one.members, run.devices)}: {one.explained(run.devices)}" for one in chosen
+    ]
     lines = [f"{line}{sim(run, ' (sim)')}" for line in lines]
     return lines + [f"left out {run.devices[one.member].tag}: {one.reason}" for one in left_out(run)]
 
