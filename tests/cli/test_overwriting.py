@@ -152,6 +152,34 @@ def test_standard_output_is_written_to_whatever_it_is(
     assert '"format": "collbench-run"' in output or output.count("GPU2") > 1
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        f"pairs {SIM}",
+        f"check {SIM}",
+        "report run.json",
+        "ablate --devices 0 --without p2p",
+        "record",
+        "import trace.json",
+    ],
+)
+def test_a_dash_is_no_file(program_in_folder: Program, tmp_path: Path, args: str) -> None:
+    command = ["--", "train.py"] if args.split(maxsplit=1)[0] in ("ablate", "record") else []
+    result = program_in_folder(*args.split(), "-o", "-", *command)
+    said = "collbench: --output - names no file, and standard output has the page: name a file, or write ./-\n"
+    assert (result.status, result.err, result.out) == (2, said, "")
+    assert not (tmp_path / "-").exists()
+
+
+def test_an_export_to_a_dash_is_printed_as_without_it(program_in_folder: Program, tmp_path: Path) -> None:
+    printed, dashed = (
+        program_in_folder("export", "run.json", "--format", "csv", *dash) for dash in ([], ["--output", "-"])
+    )
+    assert (dashed.status, dashed.out, dashed.err) == (printed.status, printed.out, printed.err)
+    assert printed.out.count("\n") > 5
+    assert not (tmp_path / "-").exists()
+
+
 def test_a_named_pipe_is_written_to(program_in_folder: Program, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     output: list[str] = []

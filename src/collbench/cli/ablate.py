@@ -122,7 +122,9 @@ _EXAMPLE = "collbench ablate --auto-select 2 --without p2p -- train.py"
         default=True,
     ),
     option("--seed N", "Even or odd selects which arm runs first.  [default: random]", _FROM_ZERO, default=new_seed),
-    option("-o, --output FILE", "Save the runs in this file.  [default: a new file in the state folder]", options.FILE),
+    option(
+        "-o, --output FILE", "Save the runs in this file.  [default: a new file in the state folder]", options.OUTPUT
+    ),
     options.force,
     option("--json", "Print the file's content instead of the page.", name="as_json"),
     option("-v, --verbose", "Also print the script's output on stderr."),

@@ -78,6 +78,24 @@ class _File(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _Output(_File):
+    """The file to write. "-" is no name, as other tools write to standard output then, which has the page."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. Raises UsageError."""
+        if value == "-":
+            raise UsageError("--output - names no file, and standard output has the page: name a file, or write ./-")
+        return super().convert(value, param, ctx)
+
+
+class _Exported(_File):
+    """The file to write, None for standard output, which has nothing else."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, None for "-". Raises UsageError."""
+        return None if value == "-" else super().convert(value, param, ctx)
+
+
 class _Run(_File):
     """The path of a run file, or the number that `collbench runs` lists it with; a file of that name comes first."""
 
@@ -93,6 +111,7 @@ class _Run(_File):
 
 _NUMBER = re.compile(r"\d{1,6}", re.ASCII)
 FILE = _File(path_type=Path)
+OUTPUT, EXPORTED = _Output(path_type=Path), _Exported(path_type=Path)
 
 
 class _Fabric(click.Path):
@@ -236,7 +255,7 @@ backend = _backend_option("cuda if there is a GPU, else host")
 backend_of_a_machine = _backend_option("GPUs, never CPU cores")
 fabric = option("--fabric NAME|FILE", "The machine to simulate.  [default: dgx-1v]", _Fabric(readable=False))
 _SAVE = "Save the run in this file.  [default: a new file in $XDG_STATE_HOME/collbench/runs]"
-output = option("-o, --output FILE", _SAVE, FILE)
+output = option("-o, --output FILE", _SAVE, OUTPUT)
 force = option("--force", "Replace a file that exists.")
 
 

@@ -167,7 +167,7 @@ _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 @click.command()
 @options.run_file
 @option("--format", "What to write.", click.Choice(_FORMATS), name="layout", required=True)
-@option("-o, --output FILE", "Write to this file.  [default: standard output]", options.FILE)
+@option("-o, --output FILE", "Write to this file.  [default: -, standard output]", options.EXPORTED)
 @options.force
 def export(file: Path | None, layout: str, output: Path | None, force: bool) -> None:
     """Write a saved run in other tools' formats: one row per data point, columns with units (docs/columns.md).
@@ -230,7 +230,7 @@ _REPORT_REFUSAL = ("write the report as", "--output")
 
 @click.command()
 @options.run_files
-@option("-o, --output FILE", "Write it to this file.  [default: the first run's name, .html]", options.FILE)
+@option("-o, --output FILE", "Write it to this file.  [default: the first run's name, .html]", options.OUTPUT)
 @options.force
 def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     """Make one HTML page of saved runs, to view, print or send.

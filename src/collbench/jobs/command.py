@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collbench.report.text.layout import Block
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
-_output = option("-o, --output FILE", "Save the job in this file.  [default: job.json, here]", options.FILE)
+_output = option("-o, --output FILE", "Save the job in this file.  [default: job.json, here]", options.OUTPUT)
 
 _calls_per_step = option(
     "--calls-per-step N",
