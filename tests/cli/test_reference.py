@@ -53,6 +53,15 @@ def test_one_machine_has_a_line_for_each_operation_and_number_of_gpus(program: P
         ("8 × NVIDIA H100 80GB HBM3", "all_reduce", "1G", "600", "above", 0),
         # Azure's eight A100 reach 228.1 GB/s at 1G.
         ("8 x A100", "allreduce", "1G", "228.1", "normal", 0),
+        # What no links carry: 18 NVLinks of 25 GB/s, times 2 × 7/8 where the switch reduces; a PCIe slot, too.
+        ("2 x H200", "allreduce", "1G", "9999", "impossible", 3),
+        ("2 x H200", "allreduce", "1G", "460", "impossible", 3),
+        ("2 x H200", "allreduce", "1G", "449", "above", 0),
+        ("8 x H100", "allreduce", "1G", "9999", "impossible", 3),
+        ("8 x H100", "allreduce", "1G", "780", "above", 0),
+        ("8 x H100", "allgather", "1G", "460", "impossible", 3),
+        ("8 x A100", "allreduce", "1G", "310", "impossible", 3),
+        ("8 x RTX 5090", "allreduce", "1G", "70", "impossible", 3),
         # An acceptance test's minimum is no band, also far below it.
         ("2 x H100 NVL", "allreduce", "16G", "30", "nothing to compare with", 1),
         # One source of a collective over PCIe is only a guide.
@@ -69,6 +78,7 @@ def test_one_number_is_judged_without_a_run(
 ) -> None:
     result = program("reference", machine, operation, "--size", size, "--busbw", busbw)
     (line,) = result.out.splitlines()
+    assert (standing == "impossible") == ("that the links carry" in line)
     assert (result.status, line.partition(": ")[2].partition(",")[0]) == (status, standing), line
 
 

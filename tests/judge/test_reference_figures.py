@@ -38,6 +38,15 @@ def test_sizes_go_up_and_a_curve_has_a_value_for_each_doubling() -> None:
         assert not figure.curve or figure.sizes[1] == figure.sizes[0] << (len(figure.curve) - 1)
 
 
+def test_what_links_carry_is_known_of_each_figure_and_no_source_measured_more() -> None:
+    for kind in by_kind(FIGURES):
+        for size in {size for figure in kind for size in figure.sizes}:
+            reference = reference_at(kind, size)
+            assert reference is not None
+            assert reference.ceiling is not None, kind[0]
+            assert max((high for _, high in reference.sources.values()), default=0.0) <= reference.ceiling, kind[0]
+
+
 # As NVML and nvidia-smi name them.
 KINDS = [
     ("NVIDIA H200", "H200"),

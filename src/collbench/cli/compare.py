@@ -179,8 +179,8 @@ def reference(
     sources and whether they disagree at some size, and what is normal at the largest size, in GB/s. GPU is a part of a
     product name, with the number of GPUs as "8 x H100".
 
-    With OPERATION and --size: what is normal there. Exit status with --busbw: 0; 3 if it is below; 1 if there is
-    nothing to compare it with.
+    With OPERATION and --size: what is normal there. Exit status with --busbw: 0; 3 if it is below, or above what the
+    links carry; 1 if there is nothing to compare it with.
 
     \b
     Examples:
@@ -247,6 +247,7 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
     standings = {place(one, busbw) for one in found} if busbw is not None else set()
     if standings == {ReferenceVerdict.NOT_JUDGED}:
         return ExitStatus.FAILED
-    # Where figures of several machines fit the name, a rate is below if it is below all that judge it.
-    below = standings - {ReferenceVerdict.NOT_JUDGED} == {ReferenceVerdict.BELOW}
-    return ExitStatus.CONTRADICTION if below else ExitStatus.DONE
+    # Where figures of several machines fit the name, a rate is below or impossible if it is by all that judge it.
+    judged = standings - {ReferenceVerdict.NOT_JUDGED}
+    wrong = judged and judged <= {ReferenceVerdict.BELOW, ReferenceVerdict.IMPOSSIBLE}
+    return ExitStatus.CONTRADICTION if wrong else ExitStatus.DONE

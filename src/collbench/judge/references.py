@@ -16,10 +16,12 @@ from itertools import chain, combinations
 from collbench.judge import between_runs
 from collbench.judge.between_runs import Key, estimates, points_by_key
 from collbench.judge.outcome import TroubleKind, outcome, unordered
-from collbench.judge.physics import Impossible, Nvls, impossible, nvls
+from collbench.judge.physics import MARGIN, Impossible, Nvls, impossible, nvls
 from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import FEWEST_TRIALS, Variance, reach, summarize
 from collbench.judge.tiers import Estimate, pair_labels, sets_of
+from collbench.machine import theory
+from collbench.machine.labels import nvlink_count
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Registration, Variant, Work
@@ -175,6 +177,28 @@ class Reference:
         return False
 
     @property
+    def ceiling(self) -> float | None:
+        """The most that the links of such a machine carry, GB/s; None if that is not known (docs/method/verdicts.md 3).
+
+        It is never too low: where links of several kinds join the GPUs, it is what all of them carry together.
+        """
+        figure = self.figure
+        generation = re.search(r"gen (\d)", figure.machine)
+        slot = theory.pcie(int(generation[1]), 16) if generation else None
+        kinds = {nvlink_count(label) for label in figure.links.split("|")}
+        if kinds <= {0}:
+            most = slot.gbs if slot else None
+        else:
+            share = max(kinds) / theory.most_nvlinks(figure.machine) if len(kinds) == 1 else 1.0
+            most = share * theory.most_nvlink_gbs(figure.machine) + (theory.FASTEST_SLOT_GBS if 0 in kinds else 0.0)
+        if most is None:
+            return None
+        # The GPUs with 18 NVLinks are those whose switches reduce.
+        if figure.operation is Operation.ALLREDUCE and kinds == {18} and figure.nvls != "off":
+            return most * max(1.0, Operation.ALLREDUCE.busbw_factor(figure.ranks))
+        return 2 * most if figure.variant is Variant.BOTH_WAYS else most
+
+    @property
     def orients(self) -> bool:
         """True if nothing is below it: of a small message, or of a collective over PCIe by one source, it is a guide.
 
@@ -211,8 +235,13 @@ def reference_at(kind: Sequence[Figure], size_bytes: int) -> Reference | None:
 
 
 def place(reference: Reference, gbs: float) -> ReferenceVerdict:
-    """Return how one rate without an interval compares with a band; NOT_JUDGED for a minimum or a guide."""
+    """Return how one rate without an interval compares with a band; NOT_JUDGED for a minimum or a guide.
+
+    Above what the links carry it is IMPOSSIBLE, whatever the figures are.
+    """
     low, high = reference.band
+    if reference.ceiling is not None and gbs > MARGIN * reference.ceiling:
+        return ReferenceVerdict.IMPOSSIBLE
     if high is None or reference.orients:
         return ReferenceVerdict.NOT_JUDGED
     if gbs < low:
@@ -239,6 +268,7 @@ class ReferenceVerdict(StrEnum):
     UNDECIDED = "undecided"
     NOT_JUDGED = "not judged"
     FAILED = "failed"
+    IMPOSSIBLE = "impossible"  # of one rate, without a run; in a run such batches are marked
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,7 +318,10 @@ def placed(reference: Reference, gbs: float | None) -> str:
         return f"{what}, GB/s: {_band(reference)}"
     standing = place(reference, gbs)
     answer = NOTHING if standing is ReferenceVerdict.NOT_JUDGED else standing.value
-    return f"{what}: {answer}, {figure(gbs)} GB/s; {_band(reference)}"
+    beyond = ""
+    if standing is ReferenceVerdict.IMPOSSIBLE and reference.ceiling is not None:
+        beyond = f", above the {figure(reference.ceiling)} that the links carry"
+    return f"{what}: {answer}, {figure(gbs)} GB/s{beyond}; {_band(reference)}"
 
 
 def coverage_json(kinds: Iterable[tuple[Figure, ...]]) -> str:
