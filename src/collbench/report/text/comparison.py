@@ -283,9 +283,9 @@ def _named(comparison: Comparison, group: Group) -> tuple[float, str]:
     changed = _one_way(comparison, group)
     if not changed:
         return group.ratio, _group_name(comparison, group, f" at {format_size(group.size_bytes)}")
-    copies = f"copies at {format_size(changed[0].key.size_bytes)}"
-    ratio = median(change.ratio for change in changed)
-    return ratio, f"{copies} {tags(changed[0].key.members, comparison.base.devices, '→')}"
+    key = changed[0].key
+    where = _device_names(comparison, key.members, key.work)
+    return median(change.ratio for change in changed), f"copies at {format_size(key.size_bytes)} {where}"
 
 
 def _one_way(comparison: Comparison, group: Group) -> list[Change]:
