@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from collbench.jobs import job_file
-from collbench.jobs.job import Job, Unknown
+from collbench.jobs.job import Job, StepSource, Unknown
 from tests.gpu.machine import need_gpus
 
 torch = pytest.importorskip("torch")
@@ -44,6 +44,36 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     folder = tmp_path_factory.mktemp("recorded")
     with ThreadPoolExecutor(len(JOBS)) as threads:
         return folder, dict(zip(JOBS, threads.map(lambda name: _record(name, folder), JOBS), strict=True))
+
+
+# Steps of five and six calls in turn, in ranges as training loops have them; the range of a call is no step.
+_RANGES = """
+import os, torch, torch.distributed as dist
+from torch.cuda import nvtx
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+data = torch.ones(2**20, device="cuda")
+dist.all_reduce(data)
+for step in range(8):
+    with nvtx.range(f"iteration {step}"):
+        for _ in range(5 + step % 2):
+            with nvtx.range("iteration's all-reduce"):
+                dist.all_reduce(data)
+torch.cuda.synchronize()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_steps_begin_with_the_jobs_nvtx_ranges(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(_RANGES, encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "job.py"]
+    command = [sys.executable, "-m", "collbench", "record", "--step-range", "iteration", "-o", "job.json", "--"]
+    done = subprocess.run([*command, *torchrun], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    job = job_file.load(tmp_path / "job.json")
+    assert job.steps.source is StepSource.MARKS, done.stderr
+    assert [len(rank.step.positions) for rank in job.ranks if rank.step is not None] == [5, 5]
 
 
 @pytest.mark.timeout(300)

@@ -110,6 +110,29 @@ def test_gpu_times_of_an_outer_recorder_are_not_inherited(tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_the_jobs_ranges_are_read_on_request_and_missing_ones_are_named(tmp_path: Path) -> None:
+    args = ("--", "sh", "-c", f"{script(tmp_path, 0, 1)}; env | grep -E 'NVTX|STEP' | sort")
+    done = record(tmp_path, "--step-range", "iteration", *args)
+    set_for_the_job = ["COLLBENCH_RECORD_STEP_RANGE=iteration", f"NVTX_INJECTION64_PATH={PLUGIN}"]
+    assert (done.returncode, done.stdout.splitlines()) == (0, set_for_the_job)
+    missing = "collbench: the job began no NVTX range 'iteration': its step is looked for in its calls"
+    assert done.stderr.splitlines()[0] == missing
+    outer = {"COLLBENCH_RECORD_STEP_RANGE": "iteration", "NVTX_INJECTION64_PATH": str(PLUGIN)}
+    inner = record(tmp_path, "--force", *args, **outer)
+    assert (inner.returncode, inner.stdout.splitlines()) == (0, ["COLLBENCH_RECORD_STEP_RANGE=", set_for_the_job[1]])
+
+
+def test_another_nvtx_tool_is_named_only_if_ranges_are_wanted(tmp_path: Path) -> None:
+    args = ("--", "sh", "-c", script(tmp_path, 0, 1))
+    refused = record(tmp_path, "--step-range", "step", *args, NVTX_INJECTION64_PATH="/opt/nsys.so")
+    assert refused.returncode == 2
+    said = "collbench: cannot record: NVTX_INJECTION64_PATH is '/opt/nsys.so', and NVTX loads only one tool; unset it"
+    assert refused.stderr.startswith(said)
+    assert record(tmp_path, *args, NVTX_INJECTION64_PATH="/opt/nsys.so").returncode == 0
+    nameless = record(tmp_path, "--step-range", " ", *args)
+    assert (nameless.returncode, nameless.stderr.count("\n")) == (2, 1)
+
+
 def test_a_killed_rank_is_reported_and_kept(tmp_path: Path) -> None:
     command = f"{script(tmp_path, 0)}; {script(tmp_path, 1, ending='kill')}"
     done = record(tmp_path, "-o", "killed.json", "--", "sh", "-c", command)

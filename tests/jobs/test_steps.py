@@ -111,8 +111,8 @@ def test_a_killed_ranks_steps_are_matched_with_those_of_the_others(marks: bool, 
 
 def test_a_program_marks_its_steps_where_it_is_recorded_and_nothing_elsewhere(tmp_path: Path) -> None:
     program = "import collbench, os\nfor _ in range(3): collbench.step()\nprint(os.uname().nodename, os.getpid())"
-    for folder in ("", str(tmp_path)):
-        variables = {**os.environ, "COLLBENCH_RECORD_FOLDER": folder}
+    for folder, ranges in (("", ""), (str(tmp_path), "iteration"), (str(tmp_path), "")):  # NVTX ranges mark instead
+        variables = {**os.environ, "COLLBENCH_RECORD_FOLDER": folder, "COLLBENCH_RECORD_STEP_RANGE": ranges}
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True, cwd=tmp_path)
     host, process = done.stdout.split()

@@ -63,12 +63,13 @@ class Recorded:
     why: str = ""
 
 
-def record(
+def record(  # noqa: PLR0913 - keywords, each an option of the command line
     command: Sequence[str],
     output: Path | None,
     *,
     streams: Path | None = None,
     gpu_times: bool = False,
+    step_range: str = "",
     calls_per_step: int | None = None,
     force: bool = False,
     notices: Notices = SILENT,
@@ -77,8 +78,8 @@ def record(
 
     With `streams` the ranks write into that folder, which is kept: several hosts share one, and None as `output` only
     leaves the streams there. With `gpu_times` NCCL (2.27 or newer) also says how long each call ran on the
-    GPU. `calls_per_step` is the length of a step. Raises UsageError, MachineError and RunFileError before the job is
-    started.
+    GPU. A step begins with each NVTX range `step_range`, or has `calls_per_step` calls. Raises UsageError, MachineError
+    and RunFileError before the job is started.
     """
     recording.check(command)
     if output is not None:
@@ -94,9 +95,13 @@ def record(
             return f"{problem}; {where}" if set(folder.glob("*.stream")) - older else str(problem)
 
         try:
-            variables = recording.environment(os.environ, plugin, folder, gpu_times=gpu_times)
+            variables = recording.environment(os.environ, plugin, folder, gpu_times=gpu_times, step_range=step_range)
             if_killed = f"collbench: record was killed, and has ended its job; {where}"
             status = recording.run(command, variables, mask, if_killed)
+            if step_range and not set(folder.glob("*.marks")) - older:
+                notices.say(
+                    f"the job began no NVTX range '{one_line(step_range)}': its step is looked for in its calls"
+                )
             if output is None:
                 return Recorded(status, None)
             try:
@@ -167,7 +172,7 @@ def merge(
     try:
         merged = recorded.merge(parsed_streams, command, marks(files), calls_per_step)
     except StreamError as error:
-        raise RunFileError(f"cannot read the marks of collbench.step() in {folder}: {error}") from error
+        raise RunFileError(f"cannot read the marks of steps in {folder}: {error}") from error
     except ValueError:
         raise MachineError(_nothing(len(parsed_streams))) from None
     job_file.save(merged.job, output, force=force)

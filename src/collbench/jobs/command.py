@@ -35,9 +35,16 @@ _output = option("-o, --output FILE", "Save the job in this file.  [default: job
 
 _calls_per_step = option(
     "--calls-per-step N",
-    "A step has N calls on each rank.  [default: where the job calls collbench.step(), or found in its calls]",
+    "A step has N calls on each rank.  [default: where the job marks it, or found in its calls]",
     click.IntRange(min=1),
 )
+
+
+def _range_name(text: str) -> str:
+    """Return the name of a range. Raises UsageError."""
+    if not text.strip():
+        raise UsageError(f"--step-range '{text}' names no NVTX range: write --step-range iteration")
+    return text
 
 
 @click.command(
@@ -56,6 +63,11 @@ _calls_per_step = option(
     option(
         "--gpu-times", "Also record how long each call ran on the GPU (NCCL 2.27 or newer). Slows captured CUDA graphs."
     ),
+    option(
+        "--step-range NAME",
+        "A step begins with each NVTX range of the job that is called NAME, or NAME and a number.",
+        _range_name,
+    ),
     _calls_per_step,
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -64,6 +76,7 @@ def record(
     force: bool,
     streams: Path | None,
     gpu_times: bool,
+    step_range: str | None,
     calls_per_step: int | None,
     command: tuple[str, ...],
 ) -> None:
@@ -84,8 +97,9 @@ def record(
     from collbench.jobs import api as jobs
 
     if not command:
-        if gpu_times:
-            raise UsageError("--gpu-times needs a command to record: streams already have what their job recorded")
+        if gpu_times or step_range:
+            flag = "--gpu-times" if gpu_times else "--step-range"
+            raise UsageError(f"{flag} needs a command to record: streams already have what their job recorded")
         if streams is None:
             raise UsageError("no command to record: collbench record -- torchrun train.py")
         if not streams.is_dir():
@@ -102,6 +116,7 @@ def record(
         path,
         streams=streams,
         gpu_times=gpu_times,
+        step_range=step_range or "",
         calls_per_step=calls_per_step,
         force=force,
         notices=NOTICES,

@@ -66,7 +66,7 @@ class Ending(StrEnum):
 class StepSource(StrEnum):
     """What said where the job's steps begin."""
 
-    MARKS = "marks"  # the job itself: collbench.step(), or ProfilerStep# of torch.profiler
+    MARKS = "marks"  # the job itself: collbench.step(), an NVTX range, or ProfilerStep# of torch.profiler
     GIVEN = "calls-per-step"  # the user
     FOLDED = "folded"  # its calls and pauses
 

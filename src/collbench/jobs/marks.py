@@ -9,6 +9,7 @@ import os
 import time
 
 _FOLDER = "COLLBENCH_RECORD_FOLDER"
+_STEP_RANGE = "COLLBENCH_RECORD_STEP_RANGE"
 _file: int | None = None  # open since the first step, -1 where nobody records
 
 
@@ -27,7 +28,7 @@ def step() -> None:
 
 def _opened(folder: str) -> int:
     """Return the file of this process, -1 if there is none to write."""
-    if not folder:
+    if not folder or os.environ.get(_STEP_RANGE):  # the job's NVTX ranges mark its steps instead
         return -1
     name = f"{os.uname().nodename}-{os.getpid()}-{time.monotonic_ns():x}.marks"
     try:

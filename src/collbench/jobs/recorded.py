@@ -58,7 +58,7 @@ def merge(
 ) -> Merged:
     """Return the job of these streams, one for each rank. Raises ValueError if there is none.
 
-    `marks` are ns at which a process, by host and number, called collbench.step().
+    `marks` are ns at which a process, by host and number, marked a step.
     """
     called = [stream for stream in streams if stream.runs or len(stream.tail)]
     if not called:

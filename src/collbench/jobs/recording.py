@@ -19,7 +19,9 @@ from collbench.model.printable import one_line
 
 FOLDER = "COLLBENCH_RECORD_FOLDER"
 _GPU_TIMES = "COLLBENCH_RECORD_GPU_TIMES"
+_STEP_RANGE = "COLLBENCH_RECORD_STEP_RANGE"
 _PLUGIN = "NCCL_PROFILER_PLUGIN"
+_NVTX_TOOL = "NVTX_INJECTION64_PATH"
 # NCCL 2.24 to 2.26 cut the name of a plugin after 254 characters [plugin_open.cc, MAX_STR_LEN].
 _LONGEST = 254
 # What ends a program from outside. The terminal sends Ctrl-C to the job itself, a scheduler sends SIGTERM to us alone.
@@ -38,18 +40,22 @@ def plugin() -> Path:
 
 
 def environment(
-    inherited: Mapping[str, str], plugin_file: Path, folder: Path, *, gpu_times: bool = False
+    inherited: Mapping[str, str], plugin_file: Path, folder: Path, *, gpu_times: bool = False, step_range: str = ""
 ) -> dict[str, str]:
     """Return what to change in `inherited` for the job, which writes into `folder`.
 
-    Raises UsageError if NCCL would load another plugin, or none.
+    Raises UsageError if NCCL would load another plugin, or none, or NVTX another tool.
     """
-    taken = inherited.get(_PLUGIN, "")
-    if taken and taken != str(plugin_file):
-        raise UsageError(
-            f"cannot record: NCCL_PROFILER_PLUGIN is '{one_line(taken)}', and NCCL loads only one plugin",
-            f"unset it for this job, or {INSTEAD}",
-        )
+    only = {_PLUGIN: "NCCL loads only one plugin"}
+    if step_range:
+        only[_NVTX_TOOL] = "NVTX loads only one tool"
+    for variable, why in only.items():
+        taken = inherited.get(variable, "")
+        if taken and taken != str(plugin_file):
+            raise UsageError(
+                f"cannot record: {variable} is '{one_line(taken)}', and {why}",
+                f"unset it for this job, or {INSTEAD}",
+            )
     if len(os.fsencode(plugin_file)) > _LONGEST:
         raise UsageError(
             f"cannot record: NCCL cuts the plugin's path after {_LONGEST} characters, and {one_line(str(plugin_file))} "
@@ -59,6 +65,10 @@ def environment(
     variables = {_PLUGIN: str(plugin_file), FOLDER: str(folder)}
     if gpu_times or _GPU_TIMES in inherited:  # what an outer record asked for is not this one's
         variables[_GPU_TIMES] = str(int(gpu_times))
+    if step_range:
+        variables |= {_STEP_RANGE: step_range, _NVTX_TOOL: str(plugin_file)}
+    elif _STEP_RANGE in inherited:
+        variables[_STEP_RANGE] = ""
     return variables
 
 

@@ -394,7 +394,7 @@ def _or_none(number: int) -> int | None:
 
 
 def marks(files: Iterable[Path]) -> dict[tuple[str, int], list[int]]:
-    """Return the ns at which each process, by host and number, called collbench.step(): 8 bytes each in its file."""
+    """Return the ns at which each process, by host and number, marked a step: 8 bytes each in its file."""
     called: dict[tuple[str, int], list[int]] = {}
     for path in sorted(files):
         host, _, rest = path.name.removesuffix(".marks").rpartition("-")
