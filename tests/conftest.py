@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def own_environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
+def built_fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
     """Simulated GPUs with every library, compiled once for all processes that pytest-xdist starts."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fakes"
@@ -79,7 +80,14 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
         if not folder.exists():  # renamed when complete: a failed compilation fails in each process
             build(folder.with_suffix(".part")).folder.rename(folder)
     socket = fork_server("program", "fakes", LD_LIBRARY_PATH=str(folder))
-    return Fakes(folder, {"COLLBENCH_TEST_PROGRAM": socket, "COLLBENCH_TEST_LIBRARIES": str(folder)}, _LOADED)
+    loaded = {"COLLBENCH_TEST_PROGRAM": socket, "COLLBENCH_TEST_LIBRARIES": str(folder)}
+    return Fakes(folder, loaded=loaded, asks=_LOADED)
+
+
+@pytest.fixture
+def fakes(built_fakes: Fakes, tmp_path: Path) -> Fakes:
+    """Simulated GPUs for programs that run in the test's folder."""
+    return replace(built_fakes, place=tmp_path)
 
 
 def _test_run() -> int:

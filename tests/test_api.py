@@ -39,9 +39,9 @@ pytestmark = pytest.mark.usefixtures("loaded_program")
 DOCS = Path(__file__).parent.parent / "docs" / "python.md"
 
 
-def python(fakes: Fakes, tmp_path: Path, code: str, extra: dict[str, str] | None = None) -> Outcome:
+def python(fakes: Fakes, code: str, extra: dict[str, str] | None = None) -> Outcome:
     """Run code in a process of its own on four simulated GPUs."""
-    return fakes.run([sys.executable, "-c", code], tmp_path, environment(fakes, tmp_path) | (extra or {}))
+    return fakes.run([sys.executable, "-c", code], environment(fakes) | (extra or {}))
 
 
 def saved(tmp_path: Path) -> None:
@@ -79,7 +79,6 @@ def test_select_sets_what_cuda_will_see(fakes: Fakes, tmp_path: Path) -> None:
     saved(tmp_path)
     done = python(
         fakes,
-        tmp_path,
         "import collbench, os\n"
         "selection = collbench.select(2, verify=False)\n"
         "print(os.environ['CUDA_VISIBLE_DEVICES'])\n"
@@ -96,10 +95,10 @@ def test_select_sets_what_cuda_will_see(fakes: Fakes, tmp_path: Path) -> None:
 
 def test_it_returns_what_the_command_prints(fakes: Fakes, tmp_path: Path) -> None:
     saved(tmp_path)
-    printed = on_gpus(fakes, tmp_path, ["select", "2", "--no-verify", "--format", "json"]).stdout
+    printed = on_gpus(fakes, ["select", "2", "--no-verify", "--format", "json"]).stdout
     code = "import collbench, json; from collbench.runfile.codec import plain\n"
     code += "print(json.dumps(plain(collbench.select(2, verify=False))))"
-    returned = json.loads(python(fakes, tmp_path, code).stdout)
+    returned = json.loads(python(fakes, code).stdout)
     head = {"format": "collbench-selection", "format_version": 1, "backend": returned["origin"]["backend"]}
     assert json.loads(printed) == {**head, **returned}
 
@@ -134,9 +133,9 @@ REFUSED += "    print(error.exit_code, error, os.environ.get('CUDA_VISIBLE_DEVIC
     ],
 )
 def test_where_it_refuses_the_environment_is_untouched(
-    fakes: Fakes, tmp_path: Path, case: str, before: str, arguments: str, extra: dict[str, str], message: str
+    fakes: Fakes, case: str, before: str, arguments: str, extra: dict[str, str], message: str
 ) -> None:
-    done = python(fakes, tmp_path, REFUSED.format(before=before, arguments=arguments), extra)
+    done = python(fakes, REFUSED.format(before=before, arguments=arguments), extra)
     assert done.code == 0, done.stderr
     status, line, visible = done.stdout.rstrip("\n").split("|")
     assert (status, visible) == ("2", "unset"), case
@@ -149,7 +148,7 @@ def test_a_driver_that_is_loaded_but_not_started_is_no_obstacle(fakes: Fakes, tm
     code = (
         "import ctypes, collbench\nctypes.CDLL('libcuda.so.1')\nprint(len(collbench.select(2, verify=False).devices))"
     )
-    done = python(fakes, tmp_path, code)
+    done = python(fakes, code)
     assert (done.code, done.stdout) == (0, "2\n"), done.stderr
 
 
@@ -157,23 +156,23 @@ def test_this_process_starts_no_cuda(fakes: Fakes, tmp_path: Path) -> None:
     saved(tmp_path)
     code = "import collbench\nfrom collbench.api import selecting\n"
     code += "collbench.select(2, verify=False)\nprint(selecting._cuda_user() or 'none')"
-    assert python(fakes, tmp_path, code).stdout == "none\n"
+    assert python(fakes, code).stdout == "none\n"
 
 
-def test_a_probe_that_fails_raises_with_the_commands_status(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_probe_that_fails_raises_with_the_commands_status(fakes: Fakes) -> None:
     fault = SMALL_MEMORY | {"FAKE_FAIL": "ncclCommSplit:2:1"}
-    done = python(fakes, tmp_path, REFUSED.format(before="", arguments="2"), fault)
+    done = python(fakes, REFUSED.format(before="", arguments="2"), fault)
     assert done.code == 0, done.stderr
     code, line, visible = done.stdout.rstrip("\n").split("|")
     assert (code, visible) == ("1", "unset")
     assert line.startswith("the probe failed: ")
 
 
-def test_a_probe_leaves_neither_cuda_nor_a_process_behind(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_probe_leaves_neither_cuda_nor_a_process_behind(fakes: Fakes) -> None:
     code = "import collbench, os, pathlib\nfrom collbench.api import selecting\n"
     code += "print(collbench.select(2, verify=False).origin.source, selecting._cuda_user() or 'no CUDA')\n"
     code += "print([p.name for p in pathlib.Path('/proc/self/task').glob('*/children') if p.read_text().strip()])"
-    done = python(fakes, tmp_path, code, SMALL_MEMORY)
+    done = python(fakes, code, SMALL_MEMORY)
     assert done.stdout == "quick probe no CUDA\n[]\n", done.stderr
 
 
@@ -570,7 +569,7 @@ def test_every_snippet_of_the_documentation_runs(fakes: Fakes, tmp_path: Path) -
     command = [sys.executable, "-c", RUNNER, str(DOCS)]
     for trace in TRACES.glob("ddp-*.kineto.json.gz"):
         shutil.copy(trace, tmp_path)
-    done = fakes.run(command, tmp_path, environment(fakes, tmp_path))
+    done = fakes.run(command, environment(fakes))
     assert done.code == 0, done.stderr
     assert done.stdout.startswith("GPU0, GPU1: ")
 

@@ -67,19 +67,17 @@ def collbench(*args: str) -> list[str]:
     return [sys.executable, "-m", "collbench", *args]
 
 
-def environment(fakes: Fakes, tmp_path: Path) -> dict[str, str]:
+def environment(fakes: Fakes) -> dict[str, str]:
     """Return the environment of one test's processes: the simulated NCCL, and the folder of saved runs."""
-    return {"COLLBENCH_NCCL": str(fakes.nccl), "XDG_STATE_HOME": str(tmp_path / "state"), "NO_COLOR": "1"}
+    return {"COLLBENCH_NCCL": str(fakes.nccl), "XDG_STATE_HOME": str(fakes.place / "state"), "NO_COLOR": "1"}
 
 
-def on_gpus(
-    fakes: Fakes, tmp_path: Path, args: Sequence[str], extra: dict[str, str] | None = None, /, **settings: object
-) -> Outcome:
+def on_gpus(fakes: Fakes, args: Sequence[str], extra: dict[str, str] | None = None, /, **settings: object) -> Outcome:
     """Run the program on simulated GPUs with so little free memory that its buffers are small and the test quick."""
     count = int(str(settings.get("gpus", 4)))
     # CUDA's and NCCL's own needs (256 MiB, and 512 MiB a communicator's GPU), and 2 MiB for three buffers.
     plan = {"memory": 4096 * _MIB, "free": (256 + 512 * count + 2) * _MIB} | settings
-    return fakes.run(collbench(*args), tmp_path, environment(fakes, tmp_path) | (extra or {}), **plan)
+    return fakes.run(collbench(*args), environment(fakes) | (extra or {}), **plan)
 
 
 def fake_uuid(index: int) -> str:

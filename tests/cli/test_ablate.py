@@ -126,7 +126,7 @@ def test_on_gpus_both_arms_get_the_best_pair_and_keep_the_environment(
     args = ["ablate", "--auto-select", "2", "--without", "nvlink", "--repeats", "2", "--seed", "1", "-o", "a.json"]
     extra = {"NCCL_NVLS_ENABLE": "0", **torchrun}
     # Memory for all-reduces of 8 bytes and 1 MiB, for larger ones take the simulated GPUs minutes.
-    done = on_gpus(fakes, tmp_path, [*args, "--json", "--", "train.py"], extra, free=(256 + 2 * 512 + 20) * 2**20)
+    done = on_gpus(fakes, [*args, "--json", "--", "train.py"], extra, free=(256 + 2 * 512 + 20) * 2**20)
     assert done.code == 0, done.stderr
     assert "collbench: NCCL cannot turn off only NVLink: " in done.stderr
     assert "collbench: using GPU2, GPU3 (" in done.stderr
@@ -148,7 +148,7 @@ def test_on_gpus_both_arms_get_the_best_pair_and_keep_the_environment(
 
 def test_another_set_of_gpus_instead(fakes: Fakes, tmp_path: Path) -> None:
     args = ["ablate", "--devices", "0,1", "--against", "2,3", "--dry-run", "--max-restarts", "1", "train.py"]
-    done = on_gpus(fakes, tmp_path, args)
+    done = on_gpus(fakes, args)
     assert done.code == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert " --devices GPU-fa4e0000-0000-0000-0000-000000000000,GPU-fa4e0100" in first
@@ -267,7 +267,7 @@ def test_an_environment_that_does_not_fit_is_one_line(
 
 def test_an_all_reduce_that_fails_trains_nothing(fakes: Fakes, tmp_path: Path) -> None:
     args = ["ablate", "--devices", "0,1", "--without", "p2p", "train.py"]
-    done = on_gpus(fakes, tmp_path, args, fail="ncclAllReduce:2:1", free=(256 + 2 * 512 + 2) * 2**20)
+    done = on_gpus(fakes, args, fail="ncclAllReduce:2:1", free=(256 + 2 * 512 + 2) * 2**20)
     assert (done.code, done.stdout) == (1, "")
     assert "cannot measure the all-reduce with p2p (exit status 1, see above): nothing was trained" in done.stderr
     assert not list(tmp_path.glob("state/collbench/ablations/*-logs/run-*.log"))
@@ -282,9 +282,9 @@ def test_what_train_refuses_is_refused_before_the_first_run(fakes: Fakes, tmp_pa
         "original = util.find_spec\n"
         "util.find_spec = lambda name, package=None: None if name == 'torch' else original(name, package)\n"
     )
-    extra = fakes_environment(fakes, tmp_path)
+    extra = fakes_environment(fakes)
     path = f"{hidden}:{fakes.environment()['PYTHONPATH']}"
-    done = on_gpus(fakes, tmp_path, [*SOME, "train.py"], extra | {"PYTHONPATH": path})
+    done = on_gpus(fakes, [*SOME, "train.py"], extra | {"PYTHONPATH": path})
     assert done.code == 2
     assert done.stderr.splitlines()[-1].startswith("collbench: cannot start training: torch is not installed for ")
     assert sys.executable in done.stderr

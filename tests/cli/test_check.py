@@ -89,7 +89,7 @@ def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_p
     (tools / "nvidia-smi").write_text(f"#!/bin/sh\n{body}\n")
     (tools / "nvidia-smi").chmod(0o755)
     args = ("check", "--backend", "cuda", "--sizes", "16K", "--budget", "10ms", "--output", "run.json", "-v")
-    done = on_gpus(fakes, tmp_path, args, {"PATH": f"{tools}:/usr/bin:/bin"}, gpus=2)
+    done = on_gpus(fakes, args, {"PATH": f"{tools}:/usr/bin:/bin"}, gpus=2)
     assert done.code == 1, done.stderr
     assert done.stdout.startswith("not judged: ")
     run = run_file.load(tmp_path / "run.json")
@@ -98,8 +98,8 @@ def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_p
     assert "not done  links against their limits: no copy of 16M or more was measured" in done.stdout
 
 
-def test_several_processes_are_told_to_let_one_judge(fakes: Fakes, tmp_path: Path) -> None:
-    done = on_gpus(fakes, tmp_path, ("check",), RANK_0)
+def test_several_processes_are_told_to_let_one_judge(fakes: Fakes) -> None:
+    done = on_gpus(fakes, ("check",), RANK_0)
     assert done.code == 2
     assert "one process judges" in done.stderr
 

@@ -67,7 +67,7 @@ def test_the_pages_example_across_two_nccl_libraries(program: Program, fakes: Fa
     lines = re.findall(r"^    collbench (.*(?:before|after)\.json)$", text, re.MULTILINE)
     before, after, comparison = map(shlex.split, lines)
     for args, number in ((before, 22809), (after, 23001)):
-        done = on_gpus(fakes, tmp_path, [*args, "--sizes", "64K"], nccl=number)
+        done = on_gpus(fakes, [*args, "--sizes", "64K"], nccl=number)
         assert done.code == 0, done.stderr
     # The fakes' clock is that of a busy test machine: only the lines on libraries are certain.
     result = program(*comparison, "-v", "--fail-below", "99.9%")

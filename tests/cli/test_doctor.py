@@ -28,8 +28,8 @@ def levels(text: str) -> dict[str, str]:
     return {name: finding["level"] for name, finding in findings(text).items()}
 
 
-def test_four_gpus_are_examined_without_a_context(fakes: Fakes, tmp_path: Path) -> None:
-    done = on_gpus(fakes, tmp_path, ["doctor", "--json"])
+def test_four_gpus_are_examined_without_a_context(fakes: Fakes) -> None:
+    done = on_gpus(fakes, ["doctor", "--json"])
     reported = findings(done.stdout)
     assert reported["driver"]["text"] == "580.159.04, CUDA 13.0"
     assert reported["GPUs"]["text"] == "4 × Fake GPU (sim)"
@@ -49,9 +49,9 @@ def test_four_gpus_are_examined_without_a_context(fakes: Fakes, tmp_path: Path) 
     ],
 )
 def test_a_fault_is_reported(
-    fakes: Fakes, tmp_path: Path, settings: dict[str, object], extra: dict[str, str], name: str, level: str, text: str
+    fakes: Fakes, settings: dict[str, object], extra: dict[str, str], name: str, level: str, text: str
 ) -> None:  # fmt: skip
-    done = on_gpus(fakes, tmp_path, ["doctor", "--json"], extra, **settings)
+    done = on_gpus(fakes, ["doctor", "--json"], extra, **settings)
     finding = findings(done.stdout)[name]
     assert (finding["level"], text in finding["text"], done.stderr) == (level, True, ""), finding
     assert level == "fail" or done.code == (1 if "fail" in levels(done.stdout).values() else 0)
@@ -86,9 +86,9 @@ def test_what_is_set_around_it_stays_text(program: Program, monkeypatch: pytest.
     assert r"NCCL_\u001b[31mX" in result.out
 
 
-def test_bytes_that_are_no_text_are_reported_as_such(fakes: Fakes, tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_reported_as_such(fakes: Fakes) -> None:
     undecodable = b"\xff\xfe".decode("utf-8", "surrogateescape")
     for args in (["doctor", "--backend", "host"], ["doctor", "--backend", "host", "--json"]):
-        done = on_gpus(fakes, tmp_path, args, {"NCCL_TOPO_FILE": undecodable})
+        done = on_gpus(fakes, args, {"NCCL_TOPO_FILE": undecodable})
         assert r"\udcff\udcfe" in done.stdout
         assert done.stderr == ""

@@ -60,11 +60,7 @@ def test_a_full_disk_loses_no_results(fakes: Fakes, tmp_path: Path) -> None:
     command = collbench("allreduce", "--backend", "cuda", "--sizes", "1K", "--output", "disk/run.json")
     small = 'mount -t tmpfs -o size=4k none disk && exec "$@"'
     done = fakes.run(
-        ["unshare", "-m", "sh", "-c", small, "sh", *command],
-        tmp_path,
-        environment(fakes, tmp_path),
-        memory=2**32,
-        free=2306 * 2**20,
+        ["unshare", "-m", "sh", "-c", small, "sh", *command], environment(fakes), memory=2**32, free=2306 * 2**20
     )
     assert done.code == 2
     assert "allreduce over GPU0, GPU1, GPU2, GPU3" in done.stdout
@@ -91,11 +87,7 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, args: tuple[s
 def test_a_page_that_cannot_be_written_says_where_its_run_is(fakes: Fakes, tmp_path: Path) -> None:
     command = collbench("allreduce", "--backend", "cuda", "--quick", "--sizes", "1K", "--output", "run.json")
     done = fakes.run(
-        ["sh", "-c", '"$@" >/dev/full', "sh", *command],
-        tmp_path,
-        environment(fakes, tmp_path),
-        memory=2**32,
-        free=2306 * 2**20,
+        ["sh", "-c", '"$@" >/dev/full', "sh", *command], environment(fakes), memory=2**32, free=2306 * 2**20
     )
     assert done.code == 1
     why = "No space left on device: the run is saved: 'collbench show run.json' prints it"

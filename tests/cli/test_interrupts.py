@@ -35,7 +35,7 @@ NOTHING = ("interrupted before it was done", "interrupted: nothing was measured 
     ],
 )
 def test_before_the_first_trial(fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, object]) -> None:
-    done = on_gpus(fakes, tmp_path, PAIRS, **settings)
+    done = on_gpus(fakes, PAIRS, **settings)
     assert (done.code, done.stdout) == (130, "")
     assert one_line(done.stderr) in NOTHING
     assert not (tmp_path / "run.json").exists()
@@ -44,12 +44,12 @@ def test_before_the_first_trial(fakes: Fakes, tmp_path: Path, case: str, setting
 def test_in_the_middle_what_was_measured_is_saved_and_can_be_shown(
     fakes: Fakes, program: Program, tmp_path: Path
 ) -> None:
-    whole = on_gpus(fakes, tmp_path, PAIRS)
+    whole = on_gpus(fakes, PAIRS)
     assert whole.code == 0, whole.stderr
     late = len(whole.lines("cuGraphLaunch")) * 3 // 4
     (tmp_path / "run.json").unlink()
 
-    done = on_gpus(fakes, tmp_path, PAIRS, interrupt=f"cuGraphLaunch={late}", **IN_THE_WORKER)
+    done = on_gpus(fakes, PAIRS, interrupt=f"cuGraphLaunch={late}", **IN_THE_WORKER)
     assert (done.code, done.stdout) == (130, "")
     run = run_file.load(tmp_path / "run.json")
     assert not run.complete
@@ -63,9 +63,9 @@ def test_in_the_middle_what_was_measured_is_saved_and_can_be_shown(
 
 
 def test_after_sigkill_what_was_saved_meanwhile_is_there(fakes: Fakes, program: Program, tmp_path: Path) -> None:
-    late = len(on_gpus(fakes, tmp_path, PAIRS).lines("cuGraphLaunch")) * 3 // 4
+    late = len(on_gpus(fakes, PAIRS).lines("cuGraphLaunch")) * 3 // 4
     (tmp_path / "run.json").unlink()
-    killed = on_gpus(fakes, tmp_path, PAIRS, interrupt=f"cuGraphLaunch={late}", signal=signal.SIGKILL, **IN_THE_WORKER)
+    killed = on_gpus(fakes, PAIRS, interrupt=f"cuGraphLaunch={late}", signal=signal.SIGKILL, **IN_THE_WORKER)
     assert killed.code == -signal.SIGKILL
     assert [file.name for file in tmp_path.glob("run*")] == ["run.json"]
     assert run_file.load(tmp_path / "run.json").measurements
@@ -77,7 +77,7 @@ def test_after_sigkill_what_was_saved_meanwhile_is_there(fakes: Fakes, program: 
 def test_in_the_probe_of_train_nothing_is_started(fakes: Fakes, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     args = ["train", "--auto-select", "2", "--fresh", "train.py"]
-    done = on_gpus(fakes, tmp_path, args, interrupt="cuGraphLaunch=2", **IN_THE_WORKER)
+    done = on_gpus(fakes, args, interrupt="cuGraphLaunch=2", **IN_THE_WORKER)
     assert done.code == 130
     assert done.stderr.splitlines()[-1] == "collbench: interrupted in the probe: nothing was started"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 from tests.cli.program import Program, on_gpus, one_line
 from tests.native.fakes import Fakes
@@ -12,9 +11,9 @@ from tests.native.fakes import Fakes
 FREE_FOR_COPIES = (256 + 9) * 2**20
 
 
-def test_nccl_tests_layout_leaves_stdout_to_its_parsers(fakes: Fakes, program: Program, tmp_path: Path) -> None:
+def test_nccl_tests_layout_leaves_stdout_to_its_parsers(fakes: Fakes, program: Program) -> None:
     args = shlex.split("gather -b 1K -e 2K -f 2 --format nccl-tests --output run.json")
-    done = on_gpus(fakes, tmp_path, args)
+    done = on_gpus(fakes, args)
     assert done.code == 0, done.stderr
     assert one_line(done.stderr) == "saved run.json"
     rows = [line.split() for line in done.stdout.splitlines() if line and not line.startswith("#")]
@@ -23,9 +22,9 @@ def test_nccl_tests_layout_leaves_stdout_to_its_parsers(fakes: Fakes, program: P
     assert program("export", "--format", "nccl-tests", "run.json").out == done.stdout
 
 
-def test_copies_show_every_pattern_and_have_no_such_layout(fakes: Fakes, program: Program, tmp_path: Path) -> None:
+def test_copies_show_every_pattern_and_have_no_such_layout(fakes: Fakes, program: Program) -> None:
     args = ["copies", "--sizes", "1K", "--verbose", "-o", "run.json"]
-    done = on_gpus(fakes, tmp_path, args, free=FREE_FOR_COPIES)
+    done = on_gpus(fakes, args, free=FREE_FOR_COPIES)
     assert (done.code, done.stderr) == (0, "")
     titles = [line.partition(" at 1K, µs")[0] for line in done.stdout.splitlines() if " at 1K, µs" in line]
     copies = ["ce-write", "ce-read", "sm-write", "sm-read"]

@@ -35,7 +35,7 @@ def test_what_cannot_be_done_is_one_clear_line(
     advice: str,
 ) -> None:
     measures = () if args[0] == "topo" or "--sizes" in args else QUICK
-    done = on_gpus(fakes, tmp_path, [*args, *measures], **settings)
+    done = on_gpus(fakes, [*args, *measures], **settings)
     assert (done.code, done.stdout) == (2, "")
     assert named in one_line(done.stderr)
     assert advice in one_line(done.stderr)
@@ -49,14 +49,14 @@ def test_without_any_nccl(fakes: Fakes, tmp_path: Path, args: tuple[str, ...]) -
     folder = without_nccl(fakes, tmp_path / "machine")
     path = f"{folder}:{fakes.environment()['PYTHONPATH']}"
     extra = {"LD_LIBRARY_PATH": str(folder), "COLLBENCH_NCCL": "", "PYTHONPATH": path}
-    done = on_gpus(fakes, tmp_path, args, extra)
+    done = on_gpus(fakes, args, extra)
     assert (done.code, done.stdout) == (2, "")
     assert "NCCL cannot be opened" in one_line(done.stderr)
     assert "--nccl PATH" in one_line(done.stderr)
 
 
 def test_auto_without_a_gpu_falls_back_to_the_host_and_says_so(fakes: Fakes, tmp_path: Path) -> None:
-    done = on_gpus(fakes, tmp_path, ["pairs", "--operations", "copy", *QUICK], gpus=0)
+    done = on_gpus(fakes, ["pairs", "--operations", "copy", *QUICK], gpus=0)
     assert done.code == 0
     assert run_file.load(tmp_path / "run.json").backend == "host"
     assert one_line(done.stderr).startswith("measuring CPU cores (host backend): ")
@@ -64,7 +64,7 @@ def test_auto_without_a_gpu_falls_back_to_the_host_and_says_so(fakes: Fakes, tmp
 
 def test_training_is_not_moved_to_the_host_by_itself(fakes: Fakes, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", "--backend", "auto", "train.py"], gpus=0)
+    done = on_gpus(fakes, ["train", "--auto-select", "2", "--backend", "auto", "train.py"], gpus=0)
     assert done.code == 2
     assert "no GPU to use" in one_line(done.stderr)
     assert "--backend host" in one_line(done.stderr)
@@ -72,9 +72,7 @@ def test_training_is_not_moved_to_the_host_by_itself(fakes: Fakes, tmp_path: Pat
 
 def test_measuring_needs_only_one_word(fakes: Fakes, tmp_path: Path) -> None:
     """`collbench pairs` without options: sizes that do not fit are left out, and the run is saved where train looks."""
-    done = fakes.run(
-        collbench("allreduce"), tmp_path, environment(fakes, tmp_path), gpus=2, memory=2**32, free=1281 * _MIB
-    )
+    done = fakes.run(collbench("allreduce"), environment(fakes), gpus=2, memory=2**32, free=1281 * _MIB)
     assert (done.code, done.stderr) == (0, "")
     saved = Path(done.stdout.rpartition("saved     ")[2].rstrip("\n"))
     assert saved.parent == tmp_path / "state" / "collbench" / "runs"

@@ -369,7 +369,7 @@ def test_labels_name_gpus_by_index(program: Program, monkeypatch: pytest.MonkeyP
 def test_the_finalists_are_measured_beside_the_first_ones(fakes: Fakes, tmp_path: Path) -> None:
     """The saved run and today's machine agree: 2-3 is fast, and 0-1 has a tenth of its rate."""
     save_run(saved_in(tmp_path), fake_gpus())
-    done = on_gpus(fakes, tmp_path, ["select", "2", "--size", "64K", "--format", "json"], rate="100,0-1=10")
+    done = on_gpus(fakes, ["select", "2", "--size", "64K", "--format", "json"], rate="100,0-1=10")
     assert done.code == 0, done.stderr
     answer = json.loads(done.stdout)
     assert [device["index"] for device in answer["devices"]] == [2, 3]
@@ -390,15 +390,15 @@ def test_eval_starts_the_job_on_the_chosen_gpus(fakes: Fakes, tmp_path: Path) ->
     save_run(saved_in(tmp_path), fake_gpus())
     command = " ".join(collbench("select", "2", "--no-verify", "--format", "env"))
     script = f'eval "$({command})" && printf %s "$CUDA_VISIBLE_DEVICES"'
-    done = fakes.run(["sh", "-c", script], tmp_path, environment(fakes, tmp_path))
+    done = fakes.run(["sh", "-c", script], environment(fakes))
     assert done.code == 0, done.stderr
     assert done.stdout == f"{fake_uuid(2)},{fake_uuid(3)}"
 
 
-def test_without_a_saved_run_a_probe_finds_out(fakes: Fakes, tmp_path: Path) -> None:
+def test_without_a_saved_run_a_probe_finds_out(fakes: Fakes) -> None:
     """Only the links differ, and 0-1 is the slow one."""
     args = ["select", "2", "--no-verify", "--format", "json"]
-    done = on_gpus(fakes, tmp_path, args, rate="100,0-1=10")
+    done = on_gpus(fakes, args, rate="100,0-1=10")
     assert done.code == 0, done.stderr
     assert done.stderr.startswith("collbench: no saved run fits: probing for a few seconds\n")
     answer = json.loads(done.stdout)
@@ -484,21 +484,21 @@ def test_an_empty_name_is_no_file(program: Program) -> None:
         assert "is empty: write the name of a file" in said.line
 
 
-def test_a_probe_that_fails_chooses_nothing(fakes: Fakes, tmp_path: Path) -> None:
-    done = on_gpus(fakes, tmp_path, ["select", "2", "--format=env"], fail="ncclCommSplit:2:1")
+def test_a_probe_that_fails_chooses_nothing(fakes: Fakes) -> None:
+    done = on_gpus(fakes, ["select", "2", "--format=env"], fail="ncclCommSplit:2:1")
     assert (done.code, done.stdout) == (1, "false\n")
     assert done.stderr.endswith("; nothing was chosen\n")
 
 
 @pytest.mark.parametrize("args", [("--backend", "cuda"), ("--backend", "cuda", "--allow-busy")])
-def test_when_all_gpus_are_hidden_the_line_says_so(fakes: Fakes, tmp_path: Path, args: tuple[str, ...]) -> None:
-    done = on_gpus(fakes, tmp_path, ["select", "1", *args], {"CUDA_VISIBLE_DEVICES": ""})
+def test_when_all_gpus_are_hidden_the_line_says_so(fakes: Fakes, args: tuple[str, ...]) -> None:
+    done = on_gpus(fakes, ["select", "1", *args], {"CUDA_VISIBLE_DEVICES": ""})
     assert (done.code, done.stdout) == (2, "")
     assert "CUDA_VISIBLE_DEVICES" in one_line(done.stderr)
 
 
-def test_without_a_gpu_the_line_says_what_can_be_done(fakes: Fakes, tmp_path: Path) -> None:
-    done = on_gpus(fakes, tmp_path, ["select", "2"], gpus=0)
+def test_without_a_gpu_the_line_says_what_can_be_done(fakes: Fakes) -> None:
+    done = on_gpus(fakes, ["select", "2"], gpus=0)
     assert (done.code, done.stdout) == (2, "")
     for advice in ("--any-machine", "--topology", "--backend host"):
         assert advice in one_line(done.stderr)
@@ -506,7 +506,7 @@ def test_without_a_gpu_the_line_says_what_can_be_done(fakes: Fakes, tmp_path: Pa
 
 def test_finalists_that_cannot_be_measured_are_one_line_with_advice(fakes: Fakes, tmp_path: Path) -> None:
     save_run(saved_in(tmp_path), fake_gpus())
-    done = on_gpus(fakes, tmp_path, ["select", "2", "--size", "64K", "--format", "env"], fail="ncclCommSplit:2:1")
+    done = on_gpus(fakes, ["select", "2", "--size", "64K", "--format", "env"], fail="ncclCommSplit:2:1")
     assert (done.code, done.stdout) == (1, "false\n")
     assert "cannot measure the finalists: " in done.stderr.splitlines()[-1]
     assert "--no-verify" in done.stderr.splitlines()[-1]
@@ -515,25 +515,25 @@ def test_finalists_that_cannot_be_measured_are_one_line_with_advice(fakes: Fakes
 def test_ctrl_c_while_the_finalists_are_measured(fakes: Fakes, tmp_path: Path) -> None:
     save_run(saved_in(tmp_path), fake_gpus())
     args = ["select", "2", "--size", "64K", "--format", "env"]
-    done = on_gpus(fakes, tmp_path, args, interrupt="cuGraphLaunch=5", signal_parent=1)
+    done = on_gpus(fakes, args, interrupt="cuGraphLaunch=5", signal_parent=1)
     assert (done.code, done.stdout) == (130, "false\n")
     assert done.stderr.endswith("interrupted while measuring the finalists: nothing was chosen\n")
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")
-def test_cores_are_chosen_on_the_host_backend(fakes: Fakes, tmp_path: Path) -> None:
+def test_cores_are_chosen_on_the_host_backend(fakes: Fakes) -> None:
     low, high = sorted(os.sched_getaffinity(0))[:2]
     command = collbench("select", "2", "--backend", "host", "--format", "list")
-    done = fakes.run(["taskset", "-c", f"{low},{high}", *command], tmp_path, environment(fakes, tmp_path))
+    done = fakes.run(["taskset", "-c", f"{low},{high}", *command], environment(fakes))
     assert (done.code, done.stdout) == (0, f"{low},{high}\n"), done.stderr
 
 
 # --- --help -------------------------------------------------------------------------------------------------------
 
 
-def test_workers_follow_each_other_until_every_pair_delivered_wrong_data(fakes: Fakes, tmp_path: Path) -> None:
+def test_workers_follow_each_other_until_every_pair_delivered_wrong_data(fakes: Fakes) -> None:
     """The fifth collective of each worker is corrupt, whatever its pair is: each pair is named, and none is chosen."""
-    done = on_gpus(fakes, tmp_path, ("select", "2", "--no-verify"), corrupt_collective="5:0:1")
+    done = on_gpus(fakes, ("select", "2", "--no-verify"), corrupt_collective="5:0:1")
     assert (done.code, done.stdout) == (4, ""), done.stderr
     named = re.findall(r"wrong data: allreduce of \S+ B, GPU\d among (GPU\d, GPU\d):", done.stderr)
     assert sorted(named) == [f"GPU{a}, GPU{b}" for a, b in combinations(range(4), 2)]

@@ -167,7 +167,7 @@ def test_a_pipe_obeys_columns_if_they_are_set(
 
 
 def test_a_progress_bar_is_drawn_on_a_terminal_and_gone_at_the_end(fakes: Fakes, tmp_path: Path) -> None:
-    environ = fakes.environment(memory=2**32, free=_FREE) | environment(fakes, tmp_path)
+    environ = fakes.environment(memory=2**32, free=_FREE) | environment(fakes)
     command = collbench("allreduce", "--sizes", "1K", "--output", "run.json")
     shown = on_terminal(command, environ, tmp_path, stdout=tmp_path / "out")
     assert "measuring allreduce" in shown

@@ -60,7 +60,7 @@ def visible(*indices: int) -> str:
 def test_the_best_pair_of_a_saved_run_trains_and_the_line_names_the_run(fakes: Fakes, tmp_path: Path) -> None:
     save_run(saved_in(tmp_path), fake_gpus())
     program_args = ["train.py", "--auto-select", "9", "-h", "$HOME", ""]
-    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", *program_args])
+    done = on_gpus(fakes, ["train", "--auto-select", "2", *program_args])
 
     assert done.code == 0, done.stderr
     passed_on, line = done.stderr.splitlines()[:2]
@@ -71,8 +71,8 @@ def test_the_best_pair_of_a_saved_run_trains_and_the_line_names_the_run(fakes: F
     assert ranks == [{"visible": visible(2, 3), "argv": program_args[1:], "world": "2"}] * 2
 
 
-def test_the_exit_status_is_torchruns(fakes: Fakes, tmp_path: Path) -> None:
-    done = on_gpus(fakes, tmp_path, ["train", "--devices", "3", "train.py"], {"FAIL_WITH": "7"})
+def test_the_exit_status_is_torchruns(fakes: Fakes) -> None:
+    done = on_gpus(fakes, ["train", "--devices", "3", "train.py"], {"FAIL_WITH": "7"})
     assert done.code == 1  # torchrun's own for any failure; it names the script's status
     assert "exitcode  : 7" in done.stderr
 
@@ -88,7 +88,7 @@ def test_the_exit_status_is_torchruns(fakes: Fakes, tmp_path: Path) -> None:
 def test_without_a_choice_nothing_is_measured(
     fakes: Fakes, tmp_path: Path, case: str, args: list[str], indices: tuple[int, ...], why: str
 ) -> None:
-    done = on_gpus(fakes, tmp_path, ["train", *args, "--dry-run", "train.py"])
+    done = on_gpus(fakes, ["train", *args, "--dry-run", "train.py"])
     assert done.code == 0, case
     assert why in one_line(done.stderr), case
     assert done.stdout.startswith(f"CUDA_VISIBLE_DEVICES={visible(*indices)} "), case
@@ -97,7 +97,7 @@ def test_without_a_choice_nothing_is_measured(
 
 def test_a_gpu_that_became_busy_since_the_run_is_left_out_at_launch(fakes: Fakes, tmp_path: Path) -> None:
     save_run(saved_in(tmp_path), fake_gpus())
-    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", "--dry-run", "train.py"], process="0,3=4242")
+    done = on_gpus(fakes, ["train", "--auto-select", "2", "--dry-run", "train.py"], process="0,3=4242")
     assert (done.code, bool(done.stdout)) == (0, True)
     assert "left out: GPU3 (busy: 1 other process; busy: 90%" in done.stderr.splitlines()[0]
     assert visible(3) not in done.stdout
@@ -106,7 +106,7 @@ def test_a_gpu_that_became_busy_since_the_run_is_left_out_at_launch(fakes: Fakes
 def test_fresh_probes_although_a_run_is_saved(fakes: Fakes, tmp_path: Path) -> None:
     save_run(saved_in(tmp_path), fake_gpus())
     args = ["train", "--auto-select", "2", "--fresh", "--dry-run", "train.py"]
-    done = on_gpus(fakes, tmp_path, args, rate="100,0-1=10")
+    done = on_gpus(fakes, args, rate="100,0-1=10")
     assert done.code == 0, done.stderr
     assert done.stderr.startswith("collbench: probing for a few seconds\ncollbench: using ")
     assert done.stderr.endswith(f"{PROBED}\n")
@@ -115,7 +115,7 @@ def test_fresh_probes_although_a_run_is_saved(fakes: Fakes, tmp_path: Path) -> N
 
 def test_a_probe_that_fails_starts_nothing_and_keeps_its_line(fakes: Fakes, tmp_path: Path) -> None:
     args = ["train", "--auto-select", "2", "train.py"]
-    done = on_gpus(fakes, tmp_path, args, fail="ncclCommSplit:2:1")
+    done = on_gpus(fakes, args, fail="ncclCommSplit:2:1")
     assert done.code == 1
     first, last = done.stderr.splitlines()
     assert first == "collbench: no saved run fits: probing for a few seconds"
@@ -240,10 +240,10 @@ def test_sigterm_in_the_probe_ends_the_probe_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")
-def test_training_on_the_host_is_pinned_by_core(fakes: Fakes, tmp_path: Path) -> None:
+def test_training_on_the_host_is_pinned_by_core(fakes: Fakes) -> None:
     args = ["train", "--auto-select", "2", "--backend", "host", "--dry-run", "train.py"]
     low, high = sorted(os.sched_getaffinity(0))[:2]
-    done = fakes.run(["taskset", "-c", f"{low},{high}", *collbench(*args)], tmp_path, environment(fakes, tmp_path))
+    done = fakes.run(["taskset", "-c", f"{low},{high}", *collbench(*args)], environment(fakes))
     assert done.code == 0, done.stderr
     assert f"CPU{low}, CPU{high} (host backend): all available" in one_line(done.stderr)
     assert done.stdout.startswith("CUDA_VISIBLE_DEVICES='' ")

@@ -61,7 +61,7 @@ def test_nvml_starts_once_and_cuda_never(
     fakes: Fakes, tmp_path: Path, case: str, args: list[str], environment: dict[str, str]
 ) -> None:
     save_run(saved_in(tmp_path, "mine.json"), fake_gpus())
-    done = on_gpus(fakes, tmp_path, ["train", *args, "--dry-run", "train.py"], environment)
+    done = on_gpus(fakes, ["train", *args, "--dry-run", "train.py"], environment)
     assert done.code == 0, done.stderr
     assert len(done.lines("nvmlInitWithFlags")) == 1, case
     assert done.lines("cu") == [], case
@@ -71,9 +71,9 @@ def test_nvml_starts_once_and_cuda_never(
 @pytest.mark.parametrize(
     ("case", "setting"), [("indices mixed with UUIDs", f"{fake_uuid(2)},3"), ("an index and more", "2,3x")]
 )
-def test_cuda_decides_what_its_guide_leaves_open(fakes: Fakes, tmp_path: Path, case: str, setting: str) -> None:
+def test_cuda_decides_what_its_guide_leaves_open(fakes: Fakes, case: str, setting: str) -> None:
     args = ["train", "--devices", "2", "--dry-run", "train.py"]
-    done = on_gpus(fakes, tmp_path, args, {"CUDA_VISIBLE_DEVICES": setting})
+    done = on_gpus(fakes, args, {"CUDA_VISIBLE_DEVICES": setting})
     assert done.code == 0, done.stderr
     assert done.lines("cuInit") != [], case
 
@@ -90,7 +90,7 @@ def test_of_what_is_slow_to_load_only_numpy_is_loaded(fakes: Fakes, tmp_path: Pa
     )
     path = f"{tmp_path}:{fakes.environment()['PYTHONPATH']}"
     args = ["train", "--auto-select", "2", "--dry-run", "train.py"]
-    done = on_gpus(fakes, tmp_path, args, {"PYTHONPATH": path})
+    done = on_gpus(fakes, args, {"PYTHONPATH": path})
     assert done.stderr.splitlines()[-1] == "numpy pynvml"
 
 
@@ -225,9 +225,9 @@ def test_a_mig_gpu_is_neither_chosen_nor_taken_by_hand(
     assert "GPU3 (in MIG mode, whose instances have no P2P)" in train(program, "--auto-select", "4").line
 
 
-def test_mig_devices_of_a_scheduler_are_one_clear_line(fakes: Fakes, tmp_path: Path) -> None:
+def test_mig_devices_of_a_scheduler_are_one_clear_line(fakes: Fakes) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "MIG-0af7651e-8b2d-5c7e-9c2d-2f1f8f1f8f1f"}
-    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", "train.py"], environment)
+    done = on_gpus(fakes, ["train", "--auto-select", "2", "train.py"], environment)
     assert (done.code, done.stdout) == (2, "")
     assert "MIG devices cannot talk P2P" in one_line(done.stderr)
 

@@ -58,7 +58,7 @@ class Nodes:
     def settings(self, **variables: str) -> dict[str, str]:
         """Return the environment that both share."""
         plan = {"gpus": GPUS, "memory": 4096 * MIB, "free": (256 + 512 * GPUS + 2) * MIB}
-        return self.fakes.environment(**plan) | environment(self.fakes, self.folder) | variables
+        return self.fakes.environment(**plan) | environment(self.fakes) | variables
 
     def start(self, command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start a command where the script is."""

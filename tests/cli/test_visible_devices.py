@@ -17,8 +17,8 @@ from tests.native.fakes import Fakes
         ("shortened UUIDs and indices", "GPU-fa4e02,3", "GPU2  GPU3"),
     ],
 )
-def test_topo_lists_only_these(fakes: Fakes, tmp_path: Path, case: str, setting: str, heads: str) -> None:
-    done = on_gpus(fakes, tmp_path, ["topo"], {"CUDA_VISIBLE_DEVICES": setting})
+def test_topo_lists_only_these(fakes: Fakes, case: str, setting: str, heads: str) -> None:
+    done = on_gpus(fakes, ["topo"], {"CUDA_VISIBLE_DEVICES": setting})
     assert done.code == 0, case
     assert done.stdout.splitlines()[0] == f"      {heads}  CPU Affinity  NUMA Affinity"
     hidden = len(heads.split()) < 4
@@ -26,10 +26,10 @@ def test_topo_lists_only_these(fakes: Fakes, tmp_path: Path, case: str, setting:
     assert hidden or done.stderr == ""
 
 
-def test_topo_explains_only_these(fakes: Fakes, tmp_path: Path) -> None:
+def test_topo_explains_only_these(fakes: Fakes) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "0,3"}
-    assert on_gpus(fakes, tmp_path, ["topo", "3", "0"], environment).stdout.startswith("GPU0 and GPU3 are connected by")
-    outside = on_gpus(fakes, tmp_path, ["topo", "0", "1"], environment)
+    assert on_gpus(fakes, ["topo", "3", "0"], environment).stdout.startswith("GPU0 and GPU3 are connected by")
+    outside = on_gpus(fakes, ["topo", "0", "1"], environment)
     assert outside.code == 2
     assert outside.stderr.endswith("device 1 is not available; these are: 0, 3\n")
 
@@ -45,7 +45,7 @@ def test_train_chooses_only_from_these(
     fakes: Fakes, tmp_path: Path, case: str, setting: str, args: list[str], chosen: tuple[int, ...]
 ) -> None:
     (tmp_path / "train.py").touch()
-    done = on_gpus(fakes, tmp_path, ["train", *args, "--dry-run", "train.py"], {"CUDA_VISIBLE_DEVICES": setting})
+    done = on_gpus(fakes, ["train", *args, "--dry-run", "train.py"], {"CUDA_VISIBLE_DEVICES": setting})
     assert done.code == 0, done.stderr
     uuids = ",".join(fake_uuid(index) for index in chosen)
     assert done.stdout.startswith(f"CUDA_VISIBLE_DEVICES={uuids} "), case
@@ -61,14 +61,14 @@ def test_train_chooses_only_from_these(
 )
 def test_what_it_hides_is_refused(fakes: Fakes, tmp_path: Path, case: str, args: list[str], text: str) -> None:
     (tmp_path / "train.py").touch()
-    done = on_gpus(fakes, tmp_path, args, {"CUDA_VISIBLE_DEVICES": "3,1"})
+    done = on_gpus(fakes, args, {"CUDA_VISIBLE_DEVICES": "3,1"})
     assert (done.code, done.stdout) == (2, "")
     assert text in one_line(done.stderr)
 
 
 @pytest.mark.parametrize("command", ["topo", "pairs"])
-def test_the_message_says_when_all_gpus_are_hidden(fakes: Fakes, tmp_path: Path, command: str) -> None:
+def test_the_message_says_when_all_gpus_are_hidden(fakes: Fakes, command: str) -> None:
     backend = [] if command == "topo" else ["--backend", "cuda"]
-    done = on_gpus(fakes, tmp_path, [command, *backend], {"CUDA_VISIBLE_DEVICES": ""})
+    done = on_gpus(fakes, [command, *backend], {"CUDA_VISIBLE_DEVICES": ""})
     assert (done.code, done.stdout) == (2, "")
     assert "CUDA_VISIBLE_DEVICES" in one_line(done.stderr)

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +113,17 @@ class Outcome:
         return [name for name, count in balance.items() if count != 0]
 
 
+@dataclass(frozen=True)
 class Fakes:
-    """A folder of built fakes. Settings are the FAKE_* variables of fake.h, written without the prefix, or others."""
+    """A folder of built fakes. Settings are the FAKE_* variables of fake.h, written without the prefix, or others.
 
-    def __init__(self, folder: Path, loaded: dict[str, str] | None = None, asks: Path | None = None) -> None:
-        """Take the folder; `loaded` are variables by which code in `asks` finds a process that has loaded collbench."""
-        self.folder = folder
-        self._loaded, self._asks = loaded or {}, [str(asks)] if asks else []
+    Programs run in `place`; `loaded` are variables by which code in `asks` finds a process that has loaded collbench.
+    """
+
+    folder: Path
+    place: Path = Path()
+    loaded: Mapping[str, str] = field(default_factory=dict)
+    asks: Path | None = None
 
     @property
     def nccl(self) -> Path:
@@ -130,32 +134,30 @@ class Fakes:
         """Return the variables under which a program finds these GPUs: `gpus=2` sets FAKE_GPUS."""
         inherited = {name: value for name, value in os.environ.items() if name not in _CLEARED and "FAKE_" not in name}
         fakes = {f"FAKE_{name.upper()}": str(value) for name, value in settings.items()}
-        folders = os.pathsep.join(filter(None, (*self._asks, str(_PACKAGES), os.environ.get("PYTHONPATH"))))
+        folders = os.pathsep.join(filter(None, (str(self.asks or ""), str(_PACKAGES), os.environ.get("PYTHONPATH"))))
         libraries = {"LD_LIBRARY_PATH": str(self.folder), "NCCL": str(self.nccl), "PYTHONPATH": folders}
         # A fork's parent is not the one that started it.
-        return inherited | libraries | ({} if "signal_parent" in settings else self._loaded) | fakes
+        return inherited | libraries | ({} if "signal_parent" in settings else {**self.loaded}) | fakes
 
-    def run(
-        self, command: Sequence[str], tmp_path: Path, extra: dict[str, str] | None = None, /, **settings: object
-    ) -> Outcome:
+    def run(self, command: Sequence[str], extra: dict[str, str] | None = None, /, **settings: object) -> Outcome:
         """Run a command on these GPUs. Fails the test where the fakes saw a use that hangs real ones."""
-        log = tmp_path / "fake.log"
+        log = self.place / "fake.log"
         log.unlink(missing_ok=True)
         environment = self.environment(log=log, **settings) | (extra or {})
         if sanitizer := os.environ.get("COLLBENCH_TEST_SANITIZER"):  # a library that must be loaded first
             environment["LD_PRELOAD"] = ":".join(filter(None, (sanitizer, environment.get("LD_PRELOAD"))))
         done = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+            command, env=environment, cwd=self.place, capture_output=True, text=True, timeout=100, check=False
         )
         assert "FAULT" not in done.stderr, done.stderr
         lines = tuple(log.read_text().splitlines()) if log.exists() else ()
         assert not [line for line in lines if line.startswith("FAULT")]  # of a worker, whose stderr is not ours
         return Outcome(done.returncode, done.stdout, done.stderr, lines)
 
-    def script(self, code: str, tmp_path: Path, extra: dict[str, str] | None = None, /, **settings: object) -> Outcome:
+    def script(self, code: str, extra: dict[str, str] | None = None, /, **settings: object) -> Outcome:
         """Run Python code on these GPUs; it may use the prelude's names. Fails the test if the code does."""
         program = _PRELUDE + textwrap.dedent(code)
-        done = self.run([sys.executable, "-c", program], tmp_path, extra, **settings)
+        done = self.run([sys.executable, "-c", program], extra, **settings)
         assert done.code == 0, done.stderr
         return done
 

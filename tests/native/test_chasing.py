@@ -27,10 +27,10 @@ _LINES = 16384  # of 128 bytes: 2 MiB, which nvbandwidth's latency tests take [n
     ],
 )
 def test_a_chase_time_is_that_of_one_access(
-    fakes: Fakes, tmp_path: Path, title: str, links: str, settings: dict[str, object], nanoseconds: list[float]
+    fakes: Fakes, title: str, links: str, settings: dict[str, object], nanoseconds: list[float]
 ) -> None:
     script = f"report(seconds=chase(open_gpus(), {links}, accesses=1000, batches=3, warmup=1))"
-    done = fakes.script(script, tmp_path, **settings)
+    done = fakes.script(script, **settings)
 
     assert len(done.lines("chase ")) == 5 * len(nanoseconds), title  # first, each ring is followed once, untimed
     for link, expected in zip(done.reported["seconds"], nanoseconds, strict=True):
@@ -50,10 +50,10 @@ def test_the_ring_visits_every_line_before_it_repeats() -> None:
 
 
 @pytest.mark.parametrize("accesses", [1, 100, _LINES - 1, _LINES, 3 * _LINES + 1])
-def test_a_chase_that_misses_one_access_ends_in_the_wrong_place(fakes: Fakes, tmp_path: Path, accesses: int) -> None:
+def test_a_chase_that_misses_one_access_ends_in_the_wrong_place(fakes: Fakes, accesses: int) -> None:
     script = f"report(**failure(chase, open_gpus(), [(2, 3), (0, 1)], accesses={accesses}, batches=2)); gc.collect()"
     # Two readers each make one untimed chase and two batches; the fault is in the second batch of one.
-    done = fakes.script(script, tmp_path, lose_hop=6)
+    done = fakes.script(script, lose_hop=6)
     reported = done.reported
 
     assert reported["kind"] == "DataError"
@@ -63,13 +63,13 @@ def test_a_chase_that_misses_one_access_ends_in_the_wrong_place(fakes: Fakes, tm
     assert done.leaks() == []
 
 
-def test_rings_are_made_once_one_for_each_owner(fakes: Fakes, tmp_path: Path) -> None:
+def test_rings_are_made_once_one_for_each_owner(fakes: Fakes) -> None:
     script = """
         gpus = open_gpus()
         for trial in range(2):
             chase(gpus, [(0, 1), (2, 1), (3, -1)])
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
 
     assert [line.split()[1:4] for line in done.lines("launch write_ring")] == [
         ["write_ring", "gpu", "1"],
@@ -77,16 +77,16 @@ def test_rings_are_made_once_one_for_each_owner(fakes: Fakes, tmp_path: Path) ->
     ]
 
 
-def test_without_peer_access_another_gpus_memory_is_not_read(fakes: Fakes, tmp_path: Path) -> None:
-    reported = fakes.script("report(**failure(chase, open_gpus(), [(0, 1)]))", tmp_path, no_peer=1).reported
+def test_without_peer_access_another_gpus_memory_is_not_read(fakes: Fakes) -> None:
+    reported = fakes.script("report(**failure(chase, open_gpus(), [(0, 1)]))", no_peer=1).reported
 
     assert reported["text"] == "a kernel cannot read from a GPU without peer access"
 
 
-def test_a_chase_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_chase_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes) -> None:
     script = "report(**failure(chase, open_gpus(2), [(1, 0)], deadline=3.0)); gc.collect()"
     # Each reading of the clock takes a second.
-    done = fakes.script(script, tmp_path, {"LD_PRELOAD": str(fakes.folder / "libclock.so")}, hang="chase")
+    done = fakes.script(script, {"LD_PRELOAD": str(fakes.folder / "libclock.so")}, hang="chase")
 
     assert (done.reported["kind"], done.reported["position"]) == ("HangError", 1)
     assert done.reported["text"] == "GPU 1 did not finish its work in 3 s"

@@ -35,7 +35,7 @@ def _seconds(run: dict[str, Any], operation: str, members: list[int], size: int,
 def test_pairs_measures_every_link_ranks_the_slow_pair_last_and_saves_the_times_that_the_gpus_took(
     fakes: Fakes, tmp_path: Path
 ) -> None:
-    done = on_gpus(fakes, tmp_path, ("pairs", "--backend", "cuda", *_QUICK), rate="100,1-3=10", lag="0,2=1e-6")
+    done = on_gpus(fakes, ("pairs", "--backend", "cuda", *_QUICK), rate="100,1-3=10", lag="0,2=1e-6")
 
     assert done.code == 0, done.stderr
     assert "backend   cuda" in done.stdout
@@ -67,7 +67,7 @@ _HOST_PATTERNS = "host,host-both-ways,host-all,host-all-both-ways,local"
 @pytest.mark.skipif(len(usable_nodes()) > 1, reason="host copies are timed for each NUMA node of this machine")
 def test_host_copies_are_timed_isolated_and_concurrently(fakes: Fakes, tmp_path: Path) -> None:
     rates = {"host_rate": "50,2=40", "to_host_rate": "25,2=20", "local_rate": 1000, "free": _FREE_FOR_COPIES}
-    done = on_gpus(fakes, tmp_path, (*_HOST, "--patterns", _HOST_PATTERNS), **rates)
+    done = on_gpus(fakes, (*_HOST, "--patterns", _HOST_PATTERNS), **rates)
     assert done.code == 0, done.stderr
     run = _run_file(tmp_path)
     points = {(m["point"]["operation"], m["point"]["variant"], *m["point"]["members"]) for m in run["measurements"]}
@@ -98,7 +98,7 @@ def test_a_host_copy_that_outlasts_the_load_beside_it_fails_by_name_and_the_othe
 ) -> None:
     arguments = ("copies", "--backend", "cuda", "--sizes", "64K", "--devices", "0,2", "--output", "run.json")
     settings = {"host_rate": "50,2=10", "free": _FREE_FOR_COPIES}
-    done = on_gpus(fakes, tmp_path, (*arguments, "--patterns", "host,host-all"), **settings)
+    done = on_gpus(fakes, (*arguments, "--patterns", "host,host-all"), **settings)
 
     assert done.code == 1, done.stderr
     assert done.stdout.splitlines()[0] == "FAILED: GPU2: 4 data points, error"
@@ -117,7 +117,7 @@ def test_chosen_devices_are_found_by_uuid_whatever_cudas_order(fakes: Fakes, tmp
     plan = {"CUDA_VISIBLE_DEVICES": "2,1,0", "COLLBENCH_NCCL": str(fakes.nccl)}
     command = [sys.executable, "-m", "collbench", "pairs", "--backend", "cuda", "--devices", "0,2", *_QUICK]
     free = 1282 * _MIB  # two GPUs leave room for fewer communicators
-    done = fakes.run(command, tmp_path, plan, memory=4096 * _MIB, free=free, rate="100,0-2=50")
+    done = fakes.run(command, plan, memory=4096 * _MIB, free=free, rate="100,0-2=50")
     run = _run_file(tmp_path)
 
     assert done.code == 0, done.stderr
@@ -130,7 +130,7 @@ def test_chosen_devices_are_found_by_uuid_whatever_cudas_order(fakes: Fakes, tmp
 
 
 def test_reads_by_kernels_that_a_cache_would_serve_are_skipped(fakes: Fakes, tmp_path: Path) -> None:
-    done = on_gpus(fakes, tmp_path, ("pairs", "--backend", "cuda", *_QUICK), l2=60 * 10**6)
+    done = on_gpus(fakes, ("pairs", "--backend", "cuda", *_QUICK), l2=60 * 10**6)
     assert done.code == 0, done.stderr
     assert "are free for a buffer, too little compared with the cache of the reading device" in done.stdout
     assert {m["point"]["operation"] for m in _run_file(tmp_path)["measurements"]} == {
@@ -139,7 +139,7 @@ def test_reads_by_kernels_that_a_cache_would_serve_are_skipped(fakes: Fakes, tmp
 
 
 def test_a_wrong_byte_ends_the_run_with_the_link_and_exit_status_4(fakes: Fakes, tmp_path: Path) -> None:
-    done = on_gpus(fakes, tmp_path, ("pairs", "--backend", "cuda", *_QUICK), corrupt_copy="700:17:2>1")
+    done = on_gpus(fakes, ("pairs", "--backend", "cuda", *_QUICK), corrupt_copy="700:17:2>1")
 
     assert done.code == 4
     assert "wrong data" in done.stderr
@@ -160,9 +160,9 @@ def test_a_wrong_byte_ends_the_run_with_the_link_and_exit_status_4(fakes: Fakes,
     ],
 )
 def test_wrong_data_of_a_collective_ends_the_run_with_exit_status_4(
-    fakes: Fakes, tmp_path: Path, fault: dict[str, object], where: str
+    fakes: Fakes, fault: dict[str, object], where: str
 ) -> None:
-    done = on_gpus(fakes, tmp_path, ("allreduce", "--backend", "cuda", *_QUICK), **fault)
+    done = on_gpus(fakes, ("allreduce", "--backend", "cuda", *_QUICK), **fault)
 
     assert done.code == 4
     assert "wrong data: allreduce" in done.stderr
@@ -182,11 +182,11 @@ def test_wrong_data_of_a_collective_ends_the_run_with_exit_status_4(
     ],
 )
 def test_a_failing_library_is_one_line_and_exit_status_1(
-    fakes: Fakes, tmp_path: Path, title: str, operations: str, fail: str, text: str
+    fakes: Fakes, title: str, operations: str, fail: str, text: str
 ) -> None:
     arguments = ("pairs", "--backend", "cuda", "--operations", operations, *_QUICK)
     small = {"free": _FREE_FOR_COPIES} if operations == "copy" else {}  # nothing is left for communicators then
-    done = on_gpus(fakes, tmp_path, arguments, fail=fail, **small)
+    done = on_gpus(fakes, arguments, fail=fail, **small)
 
     assert done.code == 1, title
     assert text in done.stderr, title
@@ -195,7 +195,7 @@ def test_a_failing_library_is_one_line_and_exit_status_1(
 
 def test_a_refused_peer_access_costs_its_link_and_is_the_first_line(fakes: Fakes, tmp_path: Path) -> None:
     arguments = ("pairs", "--backend", "cuda", "--sizes", "16K", "--output", "run.json")
-    done = on_gpus(fakes, tmp_path, arguments, refuse_peer="0,1>2=719")
+    done = on_gpus(fakes, arguments, refuse_peer="0,1>2=719")
 
     assert done.code == 3, done.stderr  # NVML calls the access possible, too: a contradiction
     # Written by GPU1, or read by it, by either engine.
@@ -217,7 +217,7 @@ def test_a_refused_peer_access_costs_its_link_and_is_the_first_line(fakes: Fakes
 
 def test_a_driver_without_devices_is_one_clear_line(fakes: Fakes, tmp_path: Path) -> None:
     no_device = ",".join(f"cuDeviceGetCount:100:{n}" for n in (1, 2, 3))
-    done = on_gpus(fakes, tmp_path, ("pairs", "--backend", "cuda", *_QUICK), fail=no_device)
+    done = on_gpus(fakes, ("pairs", "--backend", "cuda", *_QUICK), fail=no_device)
 
     assert done.code in (1, 2)
     assert "NO_DEVICE" in done.stderr
@@ -227,7 +227,7 @@ def test_a_driver_without_devices_is_one_clear_line(fakes: Fakes, tmp_path: Path
 
 def test_the_requested_number_of_iterations_is_measured(fakes: Fakes, tmp_path: Path) -> None:
     """-n 100 is common with nccl-tests; the engine's batches are shorter, the launch loop is not."""
-    done = on_gpus(fakes, tmp_path, ("allreduce", "--backend", "cuda", *_QUICK, "-n", "100"))
+    done = on_gpus(fakes, ("allreduce", "--backend", "cuda", *_QUICK, "-n", "100"))
 
     assert done.code == 0, done.stderr
     samples = [sample for measurement in _run_file(tmp_path)["measurements"] for sample in measurement["samples"]]
@@ -235,7 +235,7 @@ def test_the_requested_number_of_iterations_is_measured(fakes: Fakes, tmp_path: 
     assert all(sample["launch_seconds"] > 0 for sample in samples)
 
 
-def test_closing_waits_until_the_worker_has_ended(fakes: Fakes, tmp_path: Path) -> None:
+def test_closing_waits_until_the_worker_has_ended(fakes: Fakes) -> None:
     """Otherwise `collbench pairs && collbench train` may take the ending worker for another user's job."""
     script = """
         import os
@@ -246,13 +246,13 @@ def test_closing_waits_until_the_worker_has_ended(fakes: Fakes, tmp_path: Path) 
         opened.close()
         report(workers=len(workers), left=[worker for worker in workers if os.path.exists(f"/proc/{worker}")])
     """
-    reported = fakes.script(script, tmp_path, memory=4096 * _MIB, free=2306 * _MIB).reported
+    reported = fakes.script(script, memory=4096 * _MIB, free=2306 * _MIB).reported
 
     assert (reported["workers"], reported["left"]) == (1, [])
 
 
 def test_a_variable_that_makes_figures_false_is_refused_before_measuring(fakes: Fakes, tmp_path: Path) -> None:
-    done = on_gpus(fakes, tmp_path, ("pairs", "--backend", "cuda", *_QUICK), {"CUDA_LAUNCH_BLOCKING": "1"})
+    done = on_gpus(fakes, ("pairs", "--backend", "cuda", *_QUICK), {"CUDA_LAUNCH_BLOCKING": "1"})
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr.startswith("collbench: CUDA_LAUNCH_BLOCKING=1: every launch waits")
     assert done.stderr.endswith("unset CUDA_LAUNCH_BLOCKING\n")
@@ -262,7 +262,7 @@ def test_a_variable_that_makes_figures_false_is_refused_before_measuring(fakes: 
 
 def test_a_run_records_the_variables_of_cuda(fakes: Fakes, tmp_path: Path) -> None:
     variables = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "CUDA_HOME": "/home/somebody"}
-    done = on_gpus(fakes, tmp_path, ("pairs", "--backend", "cuda", *_QUICK), variables)
+    done = on_gpus(fakes, ("pairs", "--backend", "cuda", *_QUICK), variables)
     assert done.code == 0, done.stderr
     run = _run_file(tmp_path)
     assert run["settings"]["environment"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -39,40 +38,34 @@ _MEGABYTE = "count=250000, iterations=1"  # of float32, decimal
     ],
 )
 def test_times_are_what_the_gpus_clock_says(
-    fakes: Fakes,
-    tmp_path: Path,
-    title: str,
-    groups: str,
-    arguments: str,
-    settings: dict[str, object],
-    microseconds: list[float],
+    fakes: Fakes, title: str, groups: str, arguments: str, settings: dict[str, object], microseconds: list[float]
 ) -> None:
     plan = f"dict({_MEGABYTE}) | dict({arguments})"
     script = (
         f"report(seconds=collective(session(open_gpus(buffer=1 << 20)), {groups}, batches=2, warmup=1, **({plan}))[0])"
     )
-    seconds = fakes.script(script, tmp_path, **settings).reported["seconds"]
+    seconds = fakes.script(script, **settings).reported["seconds"]
 
     assert len(seconds) == len(microseconds), title
     for group, expected in zip(seconds, microseconds, strict=True):
         assert group == pytest.approx([expected * 1e-6] * 2, rel=_PRECISION), title
 
 
-def test_one_world_and_one_split_serve_all_groups_of_a_round(fakes: Fakes, tmp_path: Path) -> None:
+def test_one_world_and_one_split_serve_all_groups_of_a_round(fakes: Fakes) -> None:
     script = f"""
         held = session(open_gpus())
         for groups in ({_PAIRS}, {_PAIRS}, [[0, 2], [1, 3]], [[0, 1]], {_ALL}):
             collective(held, groups)
         held.close()
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
 
     assert len(done.lines("ncclCommInitRank")) == 4
     assert len(done.lines("split of 4 ranks")) == 2
     assert len(done.lines("+comm")) == len(done.lines("-comm")) == 4 + 4 + 4
 
 
-def test_copies_are_timed_while_nccl_hangs_in_its_start(fakes: Fakes, tmp_path: Path) -> None:
+def test_copies_are_timed_while_nccl_hangs_in_its_start(fakes: Fakes) -> None:
     """So NCCL has threads of its own: a machine whose NCCL does not start still shows what its links do."""
     script = """
         import threading, time
@@ -83,10 +76,10 @@ def test_copies_are_timed_while_nccl_hangs_in_its_start(fakes: Fakes, tmp_path: 
         sys.stdout.flush()
         os._exit(0)
     """
-    assert fakes.script(script, tmp_path, slow="ncclCommInitRank=1000").reported == {"links": 2}
+    assert fakes.script(script, slow="ncclCommInitRank=1000").reported == {"links": 2}
 
 
-def test_groups_of_many_rounds_are_prepared_at_once_and_ahead(fakes: Fakes, tmp_path: Path) -> None:
+def test_groups_of_many_rounds_are_prepared_at_once_and_ahead(fakes: Fakes) -> None:
     script = f"""
         import threading
         held, rounds = session(open_gpus()), [{_PAIRS}, [[0, 2], [1, 3]], [[0, 3], [1, 2]], {_ALL}]
@@ -96,21 +89,21 @@ def test_groups_of_many_rounds_are_prepared_at_once_and_ahead(fakes: Fakes, tmp_
         for groups in rounds:
             collective(held, groups)
     """
-    log = fakes.script(script, tmp_path).log
+    log = fakes.script(script).log
     prepared = log.index("prepared")
 
     assert [line for line in log if line.startswith("split of")] == ["split of 4 ranks"] * 3
     assert not [line for line in log[prepared:] if line.startswith(("split", "+comm", "ncclCommInit"))]
 
 
-def test_graphs_are_captured_once_and_launched_at_later_trials(fakes: Fakes, tmp_path: Path) -> None:
+def test_graphs_are_captured_once_and_launched_at_later_trials(fakes: Fakes) -> None:
     script = f"""
         held = session(open_gpus())
         for trial in range(3):
             collective(held, {_PAIRS}, batches=2, warmup=1)
         collective(held, {_PAIRS}, count=128)
     """
-    calls = Counter(fakes.script(script, tmp_path).log)
+    calls = Counter(fakes.script(script).log)
 
     assert calls["cuStreamBeginCapture_v2"] == calls["cuGraphInstantiateWithFlags"] == 2 * 4
     assert calls["cuGraphLaunch"] == (3 * 3 + 1) * 4
@@ -118,16 +111,14 @@ def test_graphs_are_captured_once_and_launched_at_later_trials(fakes: Fakes, tmp
     assert calls["ncclAllReduce"] == 2 * 4 * (1 + 4) + 4 * 2
 
 
-def test_ranks_are_captured_by_their_own_threads_and_wait_for_no_rank_between_poison_and_check(
-    fakes: Fakes, tmp_path: Path
-) -> None:
+def test_ranks_are_captured_by_their_own_threads_and_wait_for_no_rank_between_poison_and_check(fakes: Fakes) -> None:
     script = f"""
         held = session(open_gpus())
         collective(held, {_ALL})
         print("measured", file=open(os.environ["FAKE_LOG"], "a"))
         collective(held, {_ALL}, batches=2)
     """
-    log = fakes.script(script, tmp_path).log
+    log = fakes.script(script).log
     trial = log[log.index("measured") + 1 :]
 
     # For each of two batches of each rank one poison, fresh data, blocking kernel, graph and check.
@@ -139,8 +130,8 @@ def test_ranks_are_captured_by_their_own_threads_and_wait_for_no_rank_between_po
     assert Counter(trial)["cuMemsetD8Async"] == Counter(trial)["cuGraphLaunch"] == 2 * 4
 
 
-def test_all_streams_wait_behind_one_blocking_kernel_for_one_graph_and_its_check(fakes: Fakes, tmp_path: Path) -> None:
-    done = fakes.script(f"collective(session(open_gpus()), {_PAIRS}, iterations=32)", tmp_path)
+def test_all_streams_wait_behind_one_blocking_kernel_for_one_graph_and_its_check(fakes: Fakes) -> None:
+    done = fakes.script(f"collective(session(open_gpus()), {_PAIRS}, iterations=32)")
     opened = done.lines("unblock")
 
     # The graph's 32 collectives between two events, then the check.
@@ -150,11 +141,9 @@ def test_all_streams_wait_behind_one_blocking_kernel_for_one_graph_and_its_check
 
 # The untimed launches: where none are asked for, one still connects the communicator's ranks.
 @pytest.mark.parametrize(("warmup", "untimed"), [(3, 3), (0, 1)])
-def test_the_launch_loop_calls_every_collective_from_every_rank(
-    fakes: Fakes, tmp_path: Path, warmup: int, untimed: int
-) -> None:
+def test_the_launch_loop_calls_every_collective_from_every_rank(fakes: Fakes, warmup: int, untimed: int) -> None:
     plan = f"warmup=1, launch_iterations=10, launch_warmup={warmup}"
-    done = fakes.script(f"report(seconds=collective(session(open_gpus()), {_PAIRS}, {plan})[1])", tmp_path)
+    done = fakes.script(f"report(seconds=collective(session(open_gpus()), {_PAIRS}, {plan})[1])")
 
     assert len(done.reported["seconds"]) == 2
     assert min(done.reported["seconds"]) > 0
@@ -164,16 +153,14 @@ def test_the_launch_loop_calls_every_collective_from_every_rank(
 @pytest.mark.parametrize(
     ("groups", "ranks"), [(_PAIRS, 4), (_ALL, 4), ("[[3, 0, 2]]", 3)], ids=["pairs", "the world", "three of four"]
 )
-def test_the_launch_loop_runs_on_communicators_that_no_graph_holds(
-    fakes: Fakes, tmp_path: Path, groups: str, ranks: int
-) -> None:
+def test_the_launch_loop_runs_on_communicators_that_no_graph_holds(fakes: Fakes, groups: str, ranks: int) -> None:
     script = f"""
         held, plan = session(open_gpus()), dict(warmup=1, launch_iterations=10, launch_warmup=3)
         report(loops=[len(collective(held, {groups}, **plan)[1]) for trial in range(2)])
         held.close()
         del held; gc.collect()
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
 
     assert done.lines("plain ") == []  # calls outside a graph on a communicator that one holds
     assert Counter(done.log)["ncclAllReduce"] == ranks * (1 + 4 + 2 * (3 + 10))
@@ -181,7 +168,7 @@ def test_the_launch_loop_runs_on_communicators_that_no_graph_holds(
     assert done.leaks() == []
 
 
-def test_a_second_communicator_is_made_once_and_only_where_launches_are_requested(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_second_communicator_is_made_once_and_only_where_launches_are_requested(fakes: Fakes) -> None:
     script = f"""
         held = session(open_gpus())
         def trial(launches):
@@ -192,7 +179,7 @@ def test_a_second_communicator_is_made_once_and_only_where_launches_are_requeste
         report(same=all(one == seconds[0] for one in seconds))
         held.close()
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
     trials = [trial.splitlines() for trial in "\n".join(done.log).split("trial\n")[1:]]
 
     assert done.reported["same"]
@@ -218,7 +205,7 @@ def test_a_second_communicator_is_made_once_and_only_where_launches_are_requeste
     ],
 )
 def test_a_trial_without_untimed_batches_begins_with_two_small_calls(
-    fakes: Fakes, tmp_path: Path, title: str, groups: str, changes: str, waking_bytes: list[int], full_bytes: int
+    fakes: Fakes, title: str, groups: str, changes: str, waking_bytes: list[int], full_bytes: int
 ) -> None:
     script = f"""
         held, plan = session(open_gpus(5, buffer=17 << 20)), dict({changes})
@@ -227,7 +214,7 @@ def test_a_trial_without_untimed_batches_begins_with_two_small_calls(
             return collect(held, {groups}, iterations=1, warmup=warmup, **plan)
         report(coverage=[coverage(trial(warmup)) for warmup in (0, 0, 1)])
     """
-    done = fakes.script(script, tmp_path, gpus=5)
+    done = fakes.script(script, gpus=5)
     trials = [
         [int(line.split()[-1]) for line in trial.splitlines() if line.startswith("collective ")]
         for trial in "\n".join(done.log).split("trial\n")[1:]
@@ -255,7 +242,7 @@ def test_a_trial_without_untimed_batches_begins_with_two_small_calls(
     ("slots", "in_place", "compared"), [(2, False, [4, 5]), (2, True, [4, 5]), (1, False, [2, 6]), (1, True, [2])]
 )
 def test_calls_that_wake_links_are_not_compared_and_corrupt_nothing(
-    fakes: Fakes, tmp_path: Path, slots: int, in_place: bool, compared: list[int]
+    fakes: Fakes, slots: int, in_place: bool, compared: list[int]
 ) -> None:
     script = f"""
         found = []
@@ -270,14 +257,14 @@ def test_calls_that_wake_links_are_not_compared_and_corrupt_nothing(
                 found.append(nth)
         report(found=found)
     """
-    assert fakes.script(script, tmp_path).reported["found"] == compared
+    assert fakes.script(script).reported["found"] == compared
 
 
-def test_a_collective_that_never_ends_is_given_up_at_its_deadline(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_collective_that_never_ends_is_given_up_at_its_deadline(fakes: Fakes) -> None:
     script = "report(**failure(collective, session(open_gpus(2)), [[0, 1]], deadline=12.5)); gc.collect()"
     # Each reading of the clock takes a second, so that the deadline passes after some readings.
     clock = {"LD_PRELOAD": str(fakes.folder / "libclock.so")}
-    done = fakes.script(script, tmp_path, clock, hang="allreduce")
+    done = fakes.script(script, clock, hang="allreduce")
 
     assert done.reported["kind"] == "HangError"
     assert done.reported["text"] == f"GPU {done.reported['position']} did not finish its work in 12.5 s"
@@ -294,7 +281,7 @@ def test_a_collective_that_never_ends_is_given_up_at_its_deadline(fakes: Fakes, 
         ("its check is not launched", "cuLaunchKernel:719:%d"),
     ],
 )
-def test_the_others_do_not_wait_for_a_rank_that_failed(fakes: Fakes, tmp_path: Path, title: str, fail: str) -> None:
+def test_the_others_do_not_wait_for_a_rank_that_failed(fakes: Fakes, title: str, fail: str) -> None:
     # A rank that waits for a collective which another rank never calls waits for ever, until the deadline.
     script = """
         held = session(open_gpus(3))
@@ -302,16 +289,16 @@ def test_the_others_do_not_wait_for_a_rank_that_failed(fakes: Fakes, tmp_path: P
         del held; gc.collect()
     """
     # Three fills of the copies' pattern, then a fill, a blocking kernel and a check for each of two ranks.
-    done = fakes.script(script, tmp_path, fail=fail.replace("%d", str(3 + 6)))
+    done = fakes.script(script, fail=fail.replace("%d", str(3 + 6)))
 
     assert done.reported["kind"] in {"CudaError", "NcclError"}, title
     assert done.reported["position"] in {1, 2}, title
     assert done.leaks() == [], title
 
 
-def test_a_rank_that_failed_in_the_background_is_reported(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_rank_that_failed_in_the_background_is_reported(fakes: Fakes) -> None:
     script = "report(**failure(collective, session(open_gpus()), [[0, 1]]))"
-    reported = fakes.script(script, tmp_path, nccl_state="0,1=6").reported
+    reported = fakes.script(script, nccl_state="0,1=6").reported
 
     assert reported["kind"] == "NcclError"
     assert reported["text"].startswith("rank 1 of 2: failed in the background: remote process exited or network error")
@@ -327,15 +314,13 @@ def test_a_rank_that_failed_in_the_background_is_reported(fakes: Fakes, tmp_path
         ("a graph is not made", "cuGraphInstantiateWithFlags:719:2"),
     ],
 )
-def test_a_failure_inside_a_capture_leaves_streams_and_thread_usable(
-    fakes: Fakes, tmp_path: Path, title: str, fail: str
-) -> None:
+def test_a_failure_inside_a_capture_leaves_streams_and_thread_usable(fakes: Fakes, title: str, fail: str) -> None:
     script = """
     held = session(open_gpus(2))
     first = failure(collective, held, [[0, 1]], "sendrecv")["kind"]
     report(first=first, then=failure(collective, held, [[0, 1]], "sendrecv"))
     """
-    reported = fakes.script(script, tmp_path, fail=fail).reported
+    reported = fakes.script(script, fail=fail).reported
 
     assert reported["first"] in {"NcclError", "CudaError"}, title
     assert reported["then"] == {"kind": "none"}, title

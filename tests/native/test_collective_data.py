@@ -13,7 +13,7 @@ _PAIRS = "[[0, 1], [2, 3]]"
 # Bytes of NCCL's types in their order [nccl.h 2.24], of an operation's message for two to four ranks of 5 elements.
 
 
-def test_every_type_and_reduction_is_checked_on_two_three_and_four_ranks(fakes: Fakes, tmp_path: Path) -> None:
+def test_every_type_and_reduction_is_checked_on_two_three_and_four_ranks(fakes: Fakes) -> None:
     script = """
         held = session(open_gpus())
         for group in ([0, 1], [2, 0, 1], [0, 1, 2, 3]):
@@ -21,7 +21,7 @@ def test_every_type_and_reduction_is_checked_on_two_three_and_four_ranks(fakes: 
                 for reduction in range(5):
                     collective(held, [group], dtype=dtype, count=77, iterations=2, reduction=reduction)
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
 
     # One to connect, two to wake links and two in the graph, of five reductions, for twelve types and three groups.
     assert len(done.lines("collective allreduce ")) == 3 * 5 * 12 * 5
@@ -32,9 +32,7 @@ def test_every_type_and_reduction_is_checked_on_two_three_and_four_ranks(fakes: 
     "operation",
     ["allreduce", "broadcast", "reduce", "allgather", "reducescatter", "alltoall", "sendrecv", "gather", "scatter"],
 )
-def test_every_operation_arrives_in_every_type_from_every_root(
-    fakes: Fakes, tmp_path: Path, operation: str, in_place: bool
-) -> None:
+def test_every_operation_arrives_in_every_type_from_every_root(fakes: Fakes, operation: str, in_place: bool) -> None:
     script = f"""
         held = session(open_gpus())
         for group in ([1], [0, 1], [2, 0, 1], [0, 1, 2, 3]):
@@ -43,7 +41,7 @@ def test_every_operation_arrives_in_every_type_from_every_root(
                 for root in range(len(group)):
                     collective(held, [group], {operation!r}, root=root, in_place={in_place}, **plan)
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
     checks = len(done.lines("launch verify_elements"))
     trials, ranks = 12 * (1 + 2 + 3 + 4), 12 * (1 * 1 + 2 * 2 + 3 * 3 + 4 * 4)  # of every root; and their ranks
 
@@ -53,7 +51,7 @@ def test_every_operation_arrives_in_every_type_from_every_root(
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["out of place", "in place"])
-def test_blocks_of_any_sizes_arrive_in_every_type(fakes: Fakes, tmp_path: Path, in_place: bool) -> None:
+def test_blocks_of_any_sizes_arrive_in_every_type(fakes: Fakes, in_place: bool) -> None:
     script = f"""
         import random
         held, rng, segments = session(open_gpus()), random.Random(7), 0
@@ -69,7 +67,7 @@ def test_blocks_of_any_sizes_arrive_in_every_type(fakes: Fakes, tmp_path: Path, 
                 collective(held, [group], "alltoallv", blocks=[block for row in blocks for block in row], **plan)
         report(segments=segments)
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
     assert len(done.lines("launch verify_elements")) == (0 if in_place else 2 * done.reported["segments"])
 
 
@@ -85,7 +83,7 @@ def test_blocks_of_any_sizes_arrive_in_every_type(fakes: Fakes, tmp_path: Path, 
     ],
 )
 def test_a_rank_that_neither_sends_nor_receives_waits_for_nobody(
-    fakes: Fakes, tmp_path: Path, title: str, blocks: list[int], registration: str, in_place: bool
+    fakes: Fakes, title: str, blocks: list[int], registration: str, in_place: bool
 ) -> None:
     count = max(sum(blocks[at : at + 3]) for at in (0, 3, 6))
     count = max(count, *(sum(blocks[at::3]) for at in range(3)))
@@ -95,7 +93,7 @@ def test_a_rank_that_neither_sends_nor_receives_waits_for_nobody(
         times = [collective(held, [[0, 1, 2]], "alltoallv", registration={registration!r}, **plan) for _ in range(2)]
         report(seconds=[seconds for seconds, _ in times], launches=[launches for _, launches in times])
     """
-    reported = fakes.script(script, tmp_path).reported
+    reported = fakes.script(script).reported
     assert all(seconds > 0 for trial in reported["seconds"] for group in trial for seconds in group), title
     assert all(seconds > 0 for trial in reported["launches"] for seconds in trial), title
 
@@ -115,10 +113,10 @@ _UNEVEN = "[[0, 1]], 'alltoallv', count=73, blocks=[3, 70, 5, 0]"
     ],
 )
 def test_a_wrong_element_of_every_segment_is_named(
-    fakes: Fakes, tmp_path: Path, title: str, corrupt: str, rank: int, offset: int
+    fakes: Fakes, title: str, corrupt: str, rank: int, offset: int
 ) -> None:
     script = f"report(**failure(collective, session(open_gpus()), {_UNEVEN})); gc.collect()"
-    reported = fakes.script(script, tmp_path, corrupt_collective=corrupt).reported
+    reported = fakes.script(script, corrupt_collective=corrupt).reported
     assert (reported["kind"], reported["rank"], reported["offset"], reported["wrong"]) == (
         "DataError",
         rank,
@@ -137,9 +135,9 @@ def test_a_wrong_element_of_every_segment_is_named(
         ("a sum that overflows", "[2**64 - 1, 70, 5, 0]"),
     ],
 )
-def test_blocks_that_do_not_fit_are_refused(fakes: Fakes, tmp_path: Path, title: str, blocks: str) -> None:
+def test_blocks_that_do_not_fit_are_refused(fakes: Fakes, title: str, blocks: str) -> None:
     script = f"report(**failure(collective, session(open_gpus()), [[0, 1]], 'alltoallv', count=73, blocks={blocks}))"
-    assert fakes.script(script, tmp_path).reported["kind"] == "ValueError", title
+    assert fakes.script(script).reported["kind"] == "ValueError", title
 
 
 @pytest.mark.parametrize(
@@ -164,7 +162,7 @@ def test_the_calls_are_those_of_nccl_tests(
         build_without(fakes, tmp_path, "libnccl.so.2", newer)
         environment = {"NCCL": str(tmp_path / "libnccl.so.2"), "LD_LIBRARY_PATH": str(tmp_path)}
     script = f"collective(session(open_gpus()), [[2, 0, 3]], {operation!r}, count=300, root=1, iterations=2)"
-    log = Counter(fakes.script(script, tmp_path, environment).log)
+    log = Counter(fakes.script(script, environment).log)
 
     # Once to connect, twice to wake links and twice in the graph.
     names = ("ncclSend", "ncclRecv", "ncclAlltoAll", "ncclGather", "ncclScatter")
@@ -205,10 +203,10 @@ def test_the_calls_are_those_of_nccl_tests(
     ],
 )
 def test_one_wrong_element_fails_the_group_and_is_named(
-    fakes: Fakes, tmp_path: Path, title: str, call: str, corrupt: str, expected: dict[str, int]
+    fakes: Fakes, title: str, call: str, corrupt: str, expected: dict[str, int]
 ) -> None:
     script = f"report(**failure(collective, session(open_gpus()), {call})); gc.collect()"
-    done = fakes.script(script, tmp_path, corrupt_collective=corrupt)
+    done = fakes.script(script, corrupt_collective=corrupt)
     reported = done.reported
 
     assert reported["kind"] == "DataError", title
@@ -228,25 +226,25 @@ def test_one_wrong_element_fails_the_group_and_is_named(
         ("an all-to-all in place", "operation='alltoall', in_place=True"),
     ],
 )
-def test_unverified_collectives_raise_nothing(fakes: Fakes, tmp_path: Path, title: str, call: str) -> None:
+def test_unverified_collectives_raise_nothing(fakes: Fakes, title: str, call: str) -> None:
     # The fifth collective is in the timed graph in all of these: one connects, two wake.
     script = f"report(**failure(collective, session(open_gpus()), [[0, 1]], **dict({call})))"
-    done = fakes.script(script, tmp_path, corrupt_collective="5:9:1")
+    done = fakes.script(script, corrupt_collective="5:9:1")
 
     assert done.reported == {"kind": "none"}, title
 
 
-def test_the_wrong_group_of_a_round_is_named(fakes: Fakes, tmp_path: Path) -> None:
+def test_the_wrong_group_of_a_round_is_named(fakes: Fakes) -> None:
     # Each pair connects and has two calls to wake it: the graphs hold the 7th and 8th; which is first is chance.
     script = f"report(**failure(collective, session(open_gpus()), {_PAIRS}, iterations=1))"
-    groups = {fakes.script(script, tmp_path, corrupt_collective=f"{nth}:7:1").reported["group"] for nth in (7, 8)}
+    groups = {fakes.script(script, corrupt_collective=f"{nth}:7:1").reported["group"] for nth in (7, 8)}
 
     assert groups == {0, 1}
 
 
-def test_a_type_that_nccl_refuses_is_reported_in_one_line(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_type_that_nccl_refuses_is_reported_in_one_line(fakes: Fakes) -> None:
     script = "report(**failure(collective, session(open_gpus()), [[0, 1]], dtype=10))"
-    reported = fakes.script(script, tmp_path, nccl=22304).reported
+    reported = fakes.script(script, nccl=22304).reported
 
     assert reported["kind"] == "NcclError"
     assert reported["text"].startswith("ncclAllReduce(")

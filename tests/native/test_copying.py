@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -30,11 +29,11 @@ _PRECISION = 1e-6
     ],
 )
 def test_times_are_what_the_gpus_clock_says(
-    fakes: Fakes, tmp_path: Path, title: str, call: str, settings: dict[str, object], microseconds: list[float]
+    fakes: Fakes, title: str, call: str, settings: dict[str, object], microseconds: list[float]
 ) -> None:
     plan = {"iterations": 1} if "iterations" not in call else {}
     script = f"report(seconds=copies(open_gpus(buffer=1 << 20), {call}, bytes=1000000, batches=2, warmup=1, **{plan}))"
-    seconds = fakes.script(script, tmp_path, **settings).reported["seconds"]
+    seconds = fakes.script(script, **settings).reported["seconds"]
 
     assert len(seconds) == len(microseconds), title
     for link, expected in zip(seconds, microseconds, strict=True):
@@ -50,14 +49,14 @@ def test_times_are_what_the_gpus_clock_says(
         ("read by kernel", "multiprocessors=True, pull=True", "copy copy by 1 from 0 to 1 "),
     ],
 )
-def test_the_right_gpu_moves_the_bytes(fakes: Fakes, tmp_path: Path, title: str, arguments: str, line: str) -> None:
-    done = fakes.script(f"copies(open_gpus(2), [(0, 1)], {arguments})", tmp_path)
+def test_the_right_gpu_moves_the_bytes(fakes: Fakes, title: str, arguments: str, line: str) -> None:
+    done = fakes.script(f"copies(open_gpus(2), [(0, 1)], {arguments})")
 
     assert len(done.lines("copy ")) == 1 + 2 + 4, title  # one wakes the link, two the engine, then four messages
     assert done.lines("copy ") == done.lines(line), title
 
 
-def test_odd_sizes_are_copied_aligned_and_checked_on_every_path(fakes: Fakes, tmp_path: Path) -> None:
+def test_odd_sizes_are_copied_aligned_and_checked_on_every_path(fakes: Fakes) -> None:
     script = """
         gpus = open_gpus(2, buffer=200000)
         for bytes in (1, 3, 7, 255, 4097, 65537):
@@ -65,7 +64,7 @@ def test_odd_sizes_are_copied_aligned_and_checked_on_every_path(fakes: Fakes, tm
                 for pull in (False, True):
                     copies(gpus, [(0, 1)], bytes=bytes, multiprocessors=multiprocessors, pull=pull)
     """
-    lines = fakes.script(script, tmp_path).lines("copy ")
+    lines = fakes.script(script).lines("copy ")
 
     assert len(lines) == 6 * 2 * 2 * (1 + 2 + 4)  # the first three wake link and engine
     # The kernel that copies moves vectors of 16 bytes.
@@ -85,9 +84,9 @@ def test_odd_sizes_are_copied_aligned_and_checked_on_every_path(fakes: Fakes, tm
     ],
 )
 def test_one_wrong_byte_fails_the_link_and_is_named(
-    fakes: Fakes, tmp_path: Path, title: str, call: str, corrupt: str, expected: dict[str, int]
+    fakes: Fakes, title: str, call: str, corrupt: str, expected: dict[str, int]
 ) -> None:
-    done = fakes.script(f"report(**failure(copies, open_gpus(), {call})); gc.collect()", tmp_path, corrupt_copy=corrupt)
+    done = fakes.script(f"report(**failure(copies, open_gpus(), {call})); gc.collect()", corrupt_copy=corrupt)
     reported = done.reported
 
     assert reported["kind"] == "DataError", title
@@ -97,19 +96,17 @@ def test_one_wrong_byte_fails_the_link_and_is_named(
     assert done.leaks() == [], title
 
 
-def test_a_message_that_never_arrives_is_wrong_from_its_first_byte(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_message_that_never_arrives_is_wrong_from_its_first_byte(fakes: Fakes) -> None:
     # A tiny buffer: both batches use the same memory, which the first one has filled correctly.
     script = "report(**failure(copies, open_gpus(2, buffer=256), [(0, 1)], bytes=256, iterations=1, batches=2))"
-    reported = fakes.script(script, tmp_path, lose_copy=7).reported
+    reported = fakes.script(script, lose_copy=7).reported
 
     assert reported["kind"] == "DataError"
     assert (reported["offset"], reported["wrong"]) == (0, 256)
 
 
-def test_streams_are_unblocked_after_all_is_queued_and_the_queue_is_never_deeper_than_32(
-    fakes: Fakes, tmp_path: Path
-) -> None:
-    done = fakes.script("copies(open_gpus(), [(0, 1), (2, 3)], iterations=29)", tmp_path)
+def test_streams_are_unblocked_after_all_is_queued_and_the_queue_is_never_deeper_than_32(fakes: Fakes) -> None:
+    done = fakes.script("copies(open_gpus(), [(0, 1), (2, 3)], iterations=29)")
     opened = done.lines("unblock")
 
     # Two waking copies, then 29 messages between two events, on each of the two streams.
@@ -118,8 +115,8 @@ def test_streams_are_unblocked_after_all_is_queued_and_the_queue_is_never_deeper
     assert done.log.index(opened[0]) < done.log.index("copy memcpy by 0 from 0 to 1 bytes 1024 align 0 0")
 
 
-def test_messages_are_verified_behind_the_same_blocking_kernel_by_the_destination(fakes: Fakes, tmp_path: Path) -> None:
-    done = fakes.script("copies(open_gpus(2), [(0, 1)], pull=True, iterations=29)", tmp_path)
+def test_messages_are_verified_behind_the_same_blocking_kernel_by_the_destination(fakes: Fakes) -> None:
+    done = fakes.script("copies(open_gpus(2), [(0, 1)], pull=True, iterations=29)")
 
     # The waking copies, 29 messages between two events and the verification, on one stream.
     assert done.lines("unblock") == ["unblock 1 gpu 1 behind 34"]
@@ -127,8 +124,8 @@ def test_messages_are_verified_behind_the_same_blocking_kernel_by_the_destinatio
 
 
 @pytest.mark.parametrize("call", ["[(0, 1)]", "[(0, 1)], pull=True", "[(2, 3)], warmup=1"])
-def test_nothing_is_queued_while_a_batch_is_timed(fakes: Fakes, tmp_path: Path, call: str) -> None:
-    log = fakes.script(f"copies(open_gpus(), {call}, batches=3)", tmp_path).log
+def test_nothing_is_queued_while_a_batch_is_timed(fakes: Fakes, call: str) -> None:
+    log = fakes.script(f"copies(open_gpus(), {call}, batches=3)").log
     opened = [i for i, line in enumerate(log) if line.startswith("unblock")]
     queued = [i for i, line in enumerate(log) if line == "cuMemcpyPeerAsync"]
     timed = [i for i, line in enumerate(log) if line.startswith("copy ") and " bytes 1024 " in line]
@@ -140,13 +137,13 @@ def test_nothing_is_queued_while_a_batch_is_timed(fakes: Fakes, tmp_path: Path, 
         assert not [i for i in queued if begin < i < last]
 
 
-def test_a_batch_of_a_link_costs_three_kernels_besides_its_copies(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_batch_of_a_link_costs_three_kernels_besides_its_copies(fakes: Fakes) -> None:
     script = """
         gpus = open_gpus()
         print("START", file=open(os.environ["FAKE_LOG"], "a"))
         copies(gpus, [(0, 1), (2, 3)], batches=4, warmup=1)
     """
-    log = fakes.script(script, tmp_path).log
+    log = fakes.script(script).log
     calls = Counter(log[log.index("START") :])
 
     batches, links = 5, 2
@@ -156,13 +153,13 @@ def test_a_batch_of_a_link_costs_three_kernels_besides_its_copies(fakes: Fakes, 
     assert calls["cuStreamWaitEvent"] == 2 * batches * links  # the copies for the poison, the verification for them
 
 
-def test_groups_queued_at_once_each_get_all_of_their_work(fakes: Fakes, tmp_path: Path) -> None:
+def test_groups_queued_at_once_each_get_all_of_their_work(fakes: Fakes) -> None:
     script = """
         groups = [[(0, 1), (1, 0)], [(3, 2)], [(4, 5)], [(7, 6)]]
         report(seconds=transfers(open_gpus(8), groups, bytes=10000, iterations=5, batches=20))
     """
     rate = "100,1-0=50,3>2=25,4>5=20,7>6=10"
-    done = fakes.script(script, tmp_path, gpus=8, rate=rate)
+    done = fakes.script(script, gpus=8, rate=rate)
 
     # 1 µs, and 10,000 bytes at 50, 25, 20 and 10 GB/s.
     for group, microseconds in zip(done.reported["seconds"], [1.2, 1.4, 1.5, 2], strict=True):
@@ -180,12 +177,12 @@ def test_groups_queued_at_once_each_get_all_of_their_work(fakes: Fakes, tmp_path
     ],
 )
 def test_large_messages_by_kernel_share_a_launch(
-    fakes: Fakes, tmp_path: Path, title: str, bytes_: int, launches: int, microseconds: float
+    fakes: Fakes, title: str, bytes_: int, launches: int, microseconds: float
 ) -> None:
     # The buffers hold two messages: the third uses the first one's slot.
     plan = f"multiprocessors=True, bytes={bytes_}, iterations=3"
     script = f"report(seconds=copies(open_gpus(2, (2 << 24) + 512), [(0, 1)], {plan}))"
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
 
     assert done.reported["seconds"][0] == pytest.approx([microseconds * _MICROSECOND], rel=_PRECISION), title
     assert len(done.lines("launch copy ")) == launches, title
@@ -201,23 +198,23 @@ def test_large_messages_by_kernel_share_a_launch(
     ],
 )
 def test_one_wrong_byte_of_a_shared_launch_counts_from_its_own_message(
-    fakes: Fakes, tmp_path: Path, title: str, corrupt: str, offset: int
+    fakes: Fakes, title: str, corrupt: str, offset: int
 ) -> None:
     plan = "multiprocessors=True, bytes=1 << 24, iterations=3"
     reported = fakes.script(
-        f"report(**failure(copies, open_gpus(2, 2 << 24), [(0, 1)], {plan}))", tmp_path, corrupt_copy=corrupt
+        f"report(**failure(copies, open_gpus(2, 2 << 24), [(0, 1)], {plan}))", corrupt_copy=corrupt
     ).reported
 
     assert (reported["kind"], reported["offset"], reported["wrong"]) == ("DataError", offset, 1), title
 
 
-def test_kernels_touch_another_gpus_memory_only_with_peer_access(fakes: Fakes, tmp_path: Path) -> None:
+def test_kernels_touch_another_gpus_memory_only_with_peer_access(fakes: Fakes) -> None:
     script = """
         gpus = open_gpus(2)
         refused = failure(copies, gpus, [(0, 1)], multiprocessors=True)
         report(peers=gpus.peer_access(), refused=refused, then=copies(gpus, [(0, 1)]))
     """
-    reported = fakes.script(script, tmp_path, no_peer=1).reported
+    reported = fakes.script(script, no_peer=1).reported
 
     assert reported["peers"] == [[False, False], [False, False]]
     assert reported["refused"]["text"] == "a kernel cannot copy between GPUs without peer access"
@@ -232,19 +229,17 @@ def test_kernels_touch_another_gpus_memory_only_with_peer_access(fakes: Fakes, t
     ],
 )
 def test_peer_access_is_reported_where_the_driver_refuses_or_had_it_enabled(
-    fakes: Fakes, tmp_path: Path, title: str, code: int, expected: list[list[bool]]
+    fakes: Fakes, title: str, code: int, expected: list[list[bool]]
 ) -> None:
     # The first call is 0's for 1 [cuda.h: CUDA_ERROR_TOO_MANY_PEERS, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED].
-    reported = fakes.script(
-        "report(peers=open_gpus(2).peer_access())", tmp_path, fail=f"cuCtxEnablePeerAccess:{code}:1"
-    ).reported
+    reported = fakes.script("report(peers=open_gpus(2).peer_access())", fail=f"cuCtxEnablePeerAccess:{code}:1").reported
 
     assert reported["peers"] == expected, title
 
 
 @pytest.mark.parametrize(("code", "name"), [(719, "CUDA_ERROR_LAUNCH_FAILED"), (2, "CUDA_ERROR_OUT_OF_MEMORY")])
 def test_a_refused_peer_access_costs_that_links_copies_by_name_and_nothing_else(
-    fakes: Fakes, tmp_path: Path, code: int, name: str
+    fakes: Fakes, code: int, name: str
 ) -> None:
     script = """
         gpus = open_gpus(3)
@@ -257,7 +252,7 @@ def test_a_refused_peer_access_costs_that_links_copies_by_name_and_nothing_else(
         held.close()
         del held, gpus; gc.collect()
     """
-    done = fakes.script(script, tmp_path, refuse_peer=f"0,1>2={code}")
+    done = fakes.script(script, refuse_peer=f"0,1>2={code}")
 
     text = f"cuCtxEnablePeerAccess(GPU 1 for memory of GPU 2): {name} "
     for refused in done.reported["refused"]:
@@ -270,14 +265,14 @@ def test_a_refused_peer_access_costs_that_links_copies_by_name_and_nothing_else(
     assert done.leaks() == []
 
 
-def test_free_memory_is_reported_and_too_large_a_buffer_is_refused(fakes: Fakes, tmp_path: Path) -> None:
+def test_free_memory_is_reported_and_too_large_a_buffer_is_refused(fakes: Fakes) -> None:
     script = """
         gpus = native.Gpus([0, 1], PTX)
         before = gpus.free_bytes()
         report(before=before, **failure(gpus.allocate, 1 << 20))
         del gpus; gc.collect()
     """
-    done = fakes.script(script, tmp_path, memory=1 << 24, free=f"{1 << 24},1={1 << 21}")
+    done = fakes.script(script, memory=1 << 24, free=f"{1 << 24},1={1 << 21}")
 
     assert done.reported["before"] == [1 << 24, 1 << 21]
     assert done.reported["text"].startswith("cuMemAlloc_v2(&memory, bytes): CUDA_ERROR_OUT_OF_MEMORY (out of memory)")
@@ -285,11 +280,11 @@ def test_free_memory_is_reported_and_too_large_a_buffer_is_refused(fakes: Fakes,
 
 
 @pytest.mark.parametrize("hanging", ["memcpy", "verify"])
-def test_work_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, tmp_path: Path, hanging: str) -> None:
+def test_work_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, hanging: str) -> None:
     script = "report(**failure(copies, open_gpus(2), [(0, 1)], deadline=12.5)); gc.collect()"
     # Each reading of the clock takes a second, so that the deadline passes after some 13 readings.
     clock = {"LD_PRELOAD": str(fakes.folder / "libclock.so")}
-    done = fakes.script(script, tmp_path, clock, hang=hanging)
+    done = fakes.script(script, clock, hang=hanging)
 
     assert done.reported["kind"] == "HangError"
     gpu = 1 if hanging == "verify" else 0
@@ -297,9 +292,9 @@ def test_work_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, tmp_path
     assert done.leaks() == []
 
 
-def test_a_blocking_kernel_that_ends_too_early_spoils_the_block(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_blocking_kernel_that_ends_too_early_spoils_the_block(fakes: Fakes) -> None:
     script = "report(**failure(copies, open_gpus(2), [(0, 1)]))"
-    reported = fakes.script(script, tmp_path, block_expires=1).reported
+    reported = fakes.script(script, block_expires=1).reported
 
     assert reported["kind"] == "HangError"
     assert reported["text"].startswith("the work behind a blocking kernel took more than 4 s to queue")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.native.fakes import Fakes
@@ -33,9 +31,7 @@ def found(setting, places, run):
         ("two slots, pulled", 2, "pull=True"),
     ],
 )
-def test_a_fault_in_any_copy_is_found_or_counted(
-    fakes: Fakes, tmp_path: Path, title: str, slots: int, changes: str
-) -> None:
+def test_a_fault_in_any_copy_is_found_or_counted(fakes: Fakes, title: str, slots: int, changes: str) -> None:
     script = f"""
         plan = dict(iterations=4, batches=2, warmup=1, **dict({changes}))
         def run():
@@ -45,7 +41,7 @@ def test_a_fault_in_any_copy_is_found_or_counted(
         faults = found("FAKE_CORRUPT_COPY", places, run)
         report(found=faults, coverage=coverage(run()))
     """
-    reported = fakes.script(EACH + dedented(script), tmp_path).reported
+    reported = fakes.script(EACH + dedented(script)).reported
     batches = [reported["found"][at : at + 4] for at in (0, 4, 8)]
 
     assert batches == [[message >= 4 - slots for message in range(4)]] * 3, title
@@ -62,12 +58,12 @@ def test_a_fault_in_any_copy_is_found_or_counted(
         ("[[(-1, 0), (0, -1)]]", [2]),
     ],
 )
-def test_every_transfer_of_a_group_counts(fakes: Fakes, tmp_path: Path, groups: str, bytes_of: list[int]) -> None:
+def test_every_transfer_of_a_group_counts(fakes: Fakes, groups: str, bytes_of: list[int]) -> None:
     # Twelve messages of 1000 bytes in a stride of 1024: all to one has room for four of each sender.
     script = (
         f"report(found=coverage(times(open_gpus(buffer=12 << 10), {groups}, bytes=1000, iterations=12, batches=3)))"
     )
-    coverage = fakes.script(script, tmp_path).reported["found"]
+    coverage = fakes.script(script).reported["found"]
     slots = 4 if groups.count(", 0)") == 3 else 12
 
     assert coverage == [[count * 3 * slots * 1000, count * 3 * 12 * 1000] for count in bytes_of]
@@ -85,7 +81,7 @@ def test_every_transfer_of_a_group_counts(fakes: Fakes, tmp_path: Path, groups: 
     ],
 )
 def test_a_fault_in_any_collective_is_found_or_counted(
-    fakes: Fakes, tmp_path: Path, title: str, slots: int, operation: str, sent: int
+    fakes: Fakes, title: str, slots: int, operation: str, sent: int
 ) -> None:
     script = f"""
         def run():
@@ -96,7 +92,7 @@ def test_a_fault_in_any_collective_is_found_or_counted(
         faults = found("FAKE_CORRUPT_COLLECTIVE", [f"{{2 + place}}:9:0" for place in places], run)
         report(found=faults, coverage=coverage(run()))
     """
-    reported = fakes.script(EACH + dedented(script), tmp_path).reported
+    reported = fakes.script(EACH + dedented(script)).reported
     messages = reported["found"]
     # Where messages share a slot, one is compared before the batches.
     before, batches = messages[:-12], [messages[at:][:4] for at in range(len(messages) - 12, len(messages), 4)]
@@ -118,12 +114,12 @@ def test_a_fault_in_any_collective_is_found_or_counted(
     ],
 )
 def test_bytes_that_are_not_compared_do_not_count(
-    fakes: Fakes, tmp_path: Path, title: str, slots: int, changes: str, verified: list[int]
+    fakes: Fakes, title: str, slots: int, changes: str, verified: list[int]
 ) -> None:
     held = f"session(open_gpus(2, buffer={slots} * 1024))"
     script = f"report(found=coverage(collect({held}, [[0, 1]], batches=2, **dict({changes}))))"
 
-    assert fakes.script(script, tmp_path).reported["found"] == [verified], title
+    assert fakes.script(script).reported["found"] == [verified], title
 
 
 def dedented(script: str) -> str:

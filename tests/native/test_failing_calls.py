@@ -76,8 +76,8 @@ def _failing(header: str) -> list[str]:
     return [name for name in _functions(header) if name not in _RELEASES | _SPECIAL]
 
 
-def test_nothing_fails_and_nothing_leaks_when_no_call_fails(fakes: Fakes, tmp_path: Path) -> None:
-    done = fakes.script(_EVERYTHING, tmp_path)
+def test_nothing_fails_and_nothing_leaks_when_no_call_fails(fakes: Fakes) -> None:
+    done = fakes.script(_EVERYTHING)
 
     assert done.reported == {"kind": "none"}
     assert done.leaks() == []
@@ -86,10 +86,8 @@ def test_nothing_fails_and_nothing_leaks_when_no_call_fails(fakes: Fakes, tmp_pa
 
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("function", _failing("driver.hpp"))
-def test_a_failing_driver_call_is_named_and_leaks_nothing(
-    fakes: Fakes, tmp_path: Path, function: str, nth: int
-) -> None:
-    done = fakes.script(_EVERYTHING, tmp_path, fail=f"{function}:719:{nth}")
+def test_a_failing_driver_call_is_named_and_leaks_nothing(fakes: Fakes, function: str, nth: int) -> None:
+    done = fakes.script(_EVERYTHING, fail=f"{function}:719:{nth}")
 
     assert done.reported["kind"] == "CudaError"
     assert re.fullmatch(
@@ -103,9 +101,9 @@ def test_a_failing_driver_call_is_named_and_leaks_nothing(
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("function", _failing("nccl.hpp"))
 def test_a_failing_nccl_call_is_named_with_its_last_error_and_leaks_nothing(
-    fakes: Fakes, tmp_path: Path, function: str, nth: int
+    fakes: Fakes, function: str, nth: int
 ) -> None:
-    done = fakes.script(_EVERYTHING, tmp_path, fail=f"{function}:2:{nth}")
+    done = fakes.script(_EVERYTHING, fail=f"{function}:2:{nth}")
 
     assert done.reported["kind"] == "NcclError"
     assert re.fullmatch(
@@ -117,21 +115,21 @@ def test_a_failing_nccl_call_is_named_with_its_last_error_and_leaks_nothing(
 
 
 @pytest.mark.parametrize("function", sorted(_RELEASES))
-def test_a_failing_release_is_not_an_error(fakes: Fakes, tmp_path: Path, function: str) -> None:
-    done = fakes.script(_EVERYTHING, tmp_path, fail=f"{function}:719:1")
+def test_a_failing_release_is_not_an_error(fakes: Fakes, function: str) -> None:
+    done = fakes.script(_EVERYTHING, fail=f"{function}:719:1")
 
     assert done.reported == {"kind": "none"}
     assert function in done.log
 
 
 @pytest.mark.parametrize("failing", ["cuEventRecord:719:2", "cuMemcpyPeerAsync:719:3", "cuLaunchKernel:719:5"])
-def test_the_same_gpus_measure_again_after_a_copy_failed(fakes: Fakes, tmp_path: Path, failing: str) -> None:
+def test_the_same_gpus_measure_again_after_a_copy_failed(fakes: Fakes, failing: str) -> None:
     script = """
         gpus = open_gpus(2)
         report(first=failure(copies, gpus, [(0, 1)])["kind"], then=copies(gpus, [(0, 1)]))
         del gpus; gc.collect()
     """
-    done = fakes.script(script, tmp_path, fail=failing)
+    done = fakes.script(script, fail=failing)
 
     assert done.reported["first"] == "CudaError"
     assert len(done.reported["then"][0]) == 1
@@ -155,7 +153,7 @@ def test_the_same_gpus_measure_again_after_a_copy_failed(fakes: Fakes, tmp_path:
     ],
 )
 def test_a_call_that_fails_in_one_of_two_links_threads_names_its_gpu_and_ends_both(
-    fakes: Fakes, tmp_path: Path, title: str, failing: str, positions: set[int]
+    fakes: Fakes, title: str, failing: str, positions: set[int]
 ) -> None:
     script = """
         gpus = open_gpus(4)
@@ -166,7 +164,7 @@ def test_a_call_that_fails_in_one_of_two_links_threads_names_its_gpu_and_ends_bo
         held.close()
         del held, gpus; gc.collect()
     """
-    done = fakes.script(script, tmp_path, fail=failing)
+    done = fakes.script(script, fail=failing)
 
     assert done.reported["failed"]["kind"] == "CudaError", title
     assert done.reported["failed"]["position"] in positions, title
@@ -175,9 +173,9 @@ def test_a_call_that_fails_in_one_of_two_links_threads_names_its_gpu_and_ends_bo
     assert done.leaks() == [], title
 
 
-def test_a_copy_that_fails_in_a_round_of_its_own_names_its_gpu(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_copy_that_fails_in_a_round_of_its_own_names_its_gpu(fakes: Fakes) -> None:
     reported = fakes.script(
-        "report(**failure(copies, open_gpus(2), [(1, 0)]))", tmp_path, fail="cuMemcpyPeerAsync:719:3"
+        "report(**failure(copies, open_gpus(2), [(1, 0)]))", fail="cuMemcpyPeerAsync:719:3"
     ).reported
 
     assert (reported["kind"], reported["position"]) == ("CudaError", 1)

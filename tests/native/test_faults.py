@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ _FOR_COPIES = (256 + 2) * 2**20
 _KILLED, _STOPPED, _SEGFAULT = (int(number) for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV))
 
 
-def _measure(fakes: Fakes, tmp_path: Path, *arguments: str, **settings: object) -> Outcome:
-    return on_gpus(fakes, tmp_path, arguments or _TWO, gpus=2, **settings)
+def _measure(fakes: Fakes, *arguments: str, **settings: object) -> Outcome:
+    return on_gpus(fakes, arguments or _TWO, gpus=2, **settings)
 
 
 @pytest.fixture(scope="module")
-def late(fakes: Fakes, tmp_path_factory: pytest.TempPathFactory) -> int:
+def late(built_fakes: Fakes, tmp_path_factory: pytest.TempPathFactory) -> int:
     """Which copy of a healthy worker comes after warming up and before the end."""
-    return len(_measure(fakes, tmp_path_factory.mktemp("healthy")).lines("cuMemcpyPeerAsync")) * 3 // 4
+    healthy = replace(built_fakes, place=tmp_path_factory.mktemp("healthy"))
+    return len(_measure(healthy).lines("cuMemcpyPeerAsync")) * 3 // 4
 
 
 def _failed(tmp_path: Path) -> list[dict[str, Any]]:
@@ -60,7 +62,7 @@ def test_a_fault_costs_its_point_and_is_on_the_page(
     message: str,
 ) -> None:
     settings = {name: str(value).format("cuMemcpyPeerAsync", late) for name, value in fault.items()}
-    done = _measure(fakes, tmp_path, **settings, once=tmp_path / "once")
+    done = _measure(fakes, **settings, once=tmp_path / "once")
 
     assert done.code == status
     assert done.stdout.startswith("FAILED: GPU0-GPU1: 1 data point, ")
@@ -78,16 +80,16 @@ def test_a_fault_of_concurrent_links_costs_nothing_where_each_link_works_by_itse
     fakes: Fakes, tmp_path: Path
 ) -> None:
     arguments = ("pairs", "--sizes", "1K", "--seed", "1", "-o", "run.json", "--force")
-    late = len(on_gpus(fakes, tmp_path, arguments).lines("cuMemcpyPeerAsync")) * 3 // 4
+    late = len(on_gpus(fakes, arguments).lines("cuMemcpyPeerAsync")) * 3 // 4
     settings = {"interrupt": f"cuMemcpyPeerAsync={late}", "signal": _KILLED, "once": tmp_path / "once"}
-    done = on_gpus(fakes, tmp_path, arguments, None, **settings)
+    done = on_gpus(fakes, arguments, None, **settings)
 
     assert done.code == 0, done.stderr
     assert _failed(tmp_path) == []
 
 
 def test_an_nccl_that_does_not_start_costs_only_collectives(fakes: Fakes, tmp_path: Path) -> None:
-    done = _measure(fakes, tmp_path, fail="ncclCommInitRank:2:1")
+    done = _measure(fakes, fail="ncclCommInitRank:2:1")
 
     assert done.code == 1, done.stderr
     failed = _failed(tmp_path)
@@ -99,7 +101,7 @@ def test_an_nccl_that_does_not_start_costs_only_collectives(fakes: Fakes, tmp_pa
 
 def test_when_every_point_fails_it_ends_with_one_line_and_a_file(fakes: Fakes, tmp_path: Path) -> None:
     arguments = ("pairs", "--devices", "0,1", "--operations", "copy", "--sizes", "1K", "-o", "run.json")
-    done = _measure(fakes, tmp_path, *arguments, fail="cuEventRecord:700:1", free=_FOR_COPIES)
+    done = _measure(fakes, *arguments, fail="cuEventRecord:700:1", free=_FOR_COPIES)
 
     assert (done.code, done.stdout) == (1, "")
     reported = one_line(done.stderr)
@@ -111,16 +113,16 @@ def test_when_every_point_fails_it_ends_with_one_line_and_a_file(fakes: Fakes, t
     assert {measurement["stop"] for measurement in run["measurements"]} == {"failed"}
 
 
-def test_the_only_point_that_fails_is_no_success(fakes: Fakes, tmp_path: Path) -> None:
+def test_the_only_point_that_fails_is_no_success(fakes: Fakes) -> None:
     arguments = ("allreduce", "--devices", "0,1", "--sizes", "1K", "--output", "run.json")
-    done = _measure(fakes, tmp_path, *arguments, fail="ncclCommInitRank:2:1")
+    done = _measure(fakes, *arguments, fail="ncclCommInitRank:2:1")
 
     assert (done.code, done.stdout) == (1, "")
     assert one_line(done.stderr).startswith("nothing could be measured: GPU0-GPU1: ")
     assert "unhandled system error" in done.stderr
 
 
-def test_the_process_that_prints_the_page_never_loads_cuda_or_nccl(fakes: Fakes, tmp_path: Path) -> None:
+def test_the_process_that_prints_the_page_never_loads_cuda_or_nccl(fakes: Fakes) -> None:
     script = """
         from collbench.cli import main
         sys.argv = ["collbench", *json.loads(os.environ["WORDS"])]
@@ -130,5 +132,5 @@ def test_the_process_that_prints_the_page_never_loads_cuda_or_nccl(fakes: Fakes,
         report(status=status, loaded=[name for name in libraries if name in mapped])
     """
     extra = {"WORDS": json.dumps(_TWO), "COLLBENCH_NCCL": str(fakes.nccl)}
-    reported = fakes.script(script, tmp_path, extra, gpus=2, free=(256 + 1024 + 2) * 2**20, memory=4 * 2**30).reported
+    reported = fakes.script(script, extra, gpus=2, free=(256 + 1024 + 2) * 2**20, memory=4 * 2**30).reported
     assert reported == {"status": 0, "loaded": ["libnvidia-ml.so"]}

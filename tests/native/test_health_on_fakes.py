@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,14 @@ from collbench.model.run import Flag
 from collbench.report import sentences
 from collbench.runfile.codec import build
 from tests.builders import gpus
+from tests.cli.program import on_gpus
 from tests.native.fakes import Fakes, Outcome
-
-_MIB = 2**20
 
 
 def _measure(fakes: Fakes, tmp_path: Path, **settings: object) -> tuple[Outcome, dict[str, Any]]:
     """Copy between two GPUs; their health is read before the first trial, and then by the watch."""
-    plan = {"gpus": 2, "memory": 4096 * _MIB, "free": 1282 * _MIB, "ill_from": 2} | settings
-    command = [sys.executable, "-m", "collbench", "pairs", "--backend", "cuda", "--sizes", "1K", "-v", "-o", "run.json"]
-    done = fakes.run(command, tmp_path, {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}, **plan)
+    arguments = ("pairs", "--backend", "cuda", "--sizes", "1K", "-v", "-o", "run.json")
+    done = on_gpus(fakes, arguments, gpus=2, ill_from=2, **settings)
     others = "another process was on GPU" in done.stdout.splitlines()[0]
     assert done.code == (3 if others else 0), done.stderr
     return done, json.loads((tmp_path / "run.json").read_text())

@@ -26,12 +26,12 @@ _ANYWHERE, _NODE_0, _NODE_1023 = -1, -2, -1025
 @pytest.mark.parametrize("multiprocessors", [False, True])
 @pytest.mark.parametrize("link", [(_NODE_0, 1), (1, _NODE_0)])
 def test_a_copy_with_a_nodes_memory_is_timed_and_verified(
-    fakes: Fakes, tmp_path: Path, link: tuple[int, int], multiprocessors: bool
+    fakes: Fakes, link: tuple[int, int], multiprocessors: bool
 ) -> None:
     call = (
         f"transfers(open_gpus(2, 1 << 20), [[{link}]], bytes=1000000, iterations=1, multiprocessors={multiprocessors})"
     )
-    done = fakes.script(f"report(seconds={call}); gc.collect()", tmp_path, host_rate=40, sm_share=0.5)
+    done = fakes.script(f"report(seconds={call}); gc.collect()", host_rate=40, sm_share=0.5)
 
     # A megabyte at 40 GB/s, or 20 GB/s by kernels, and 1 µs.
     assert done.reported["seconds"][0] == pytest.approx([51e-6 if multiprocessors else 26e-6], rel=1e-6)
@@ -39,7 +39,7 @@ def test_a_copy_with_a_nodes_memory_is_timed_and_verified(
 
 
 @_allowed
-def test_memory_is_bound_while_a_nodes_buffer_is_made_and_at_no_other_time(fakes: Fakes, tmp_path: Path) -> None:
+def test_memory_is_bound_while_a_nodes_buffer_is_made_and_at_no_other_time(fakes: Fakes) -> None:
     script = f"""
         gpus = open_gpus(2)
         for trial in range(2):
@@ -47,7 +47,7 @@ def test_memory_is_bound_while_a_nodes_buffer_is_made_and_at_no_other_time(fakes
                 transfers(gpus, [[(place, 0)]])
                 transfers(gpus, [[(0, place)]])
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
     policy_lines = [number for number, line in enumerate(done.log) if line.startswith("policy")]
 
     assert [done.log[number] for number in policy_lines] == [_BOUND] * 2  # a source and a target, once
@@ -57,15 +57,15 @@ def test_memory_is_bound_while_a_nodes_buffer_is_made_and_at_no_other_time(fakes
 
 
 @_allowed
-def test_a_wrong_byte_from_a_nodes_memory_is_found(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_wrong_byte_from_a_nodes_memory_is_found(fakes: Fakes) -> None:
     script = f"report(**failure(transfers, open_gpus(2), [[({_NODE_0}, 1)]]))"
-    reported = fakes.script(script, tmp_path, corrupt_copy="4:9").reported
+    reported = fakes.script(script, corrupt_copy="4:9").reported
 
     assert (reported["kind"], reported["offset"], reported["wrong"]) == ("DataError", 9, 1)
 
 
 @_allowed
-def test_a_node_that_is_not_there_is_refused_and_leaves_everything_as_it_was(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_node_that_is_not_there_is_refused_and_leaves_everything_as_it_was(fakes: Fakes) -> None:
     script = f"""
         gpus = open_gpus(2)
         refused = failure(transfers, gpus, [[({_NODE_1023}, 1)]])
@@ -73,7 +73,7 @@ def test_a_node_that_is_not_there_is_refused_and_leaves_everything_as_it_was(fak
         texts = dict(text=native.node_memory_refusal(1023), fine=native.node_memory_refusal(0))
         report(refused=refused, seconds=seconds, **texts)
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
     reported = done.reported
 
     assert reported["refused"]["kind"] == "PolicyError"
@@ -118,7 +118,7 @@ def _copies(fakes: Fakes, tmp_path: Path, refusal: str, patterns: str = "host") 
     memory = {"memory": 2**32, "free": (256 + 2) * 2**20}
     extra = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}
     extra["PYTHONPATH"] = f"{fakes.environment()['PYTHONPATH']}:{tmp_path}"
-    done = fakes.run([sys.executable, "-c", f"import sys\n{code}", *arguments], tmp_path, extra, gpus=2, **memory)
+    done = fakes.run([sys.executable, "-c", f"import sys\n{code}", *arguments], extra, gpus=2, **memory)
     assert done.code == 0, done.stderr
     run: dict[str, Any] = json.loads((tmp_path / "run.json").read_text())
     return run, done.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ _SYSTEM_WORDS = "unhandled system error"
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("error_of_others", [0, _REMOTE], ids=["others wait", "others lose it"])
 def test_a_rank_that_fails_mid_collective_is_named(
-    fakes: Fakes, tmp_path: Path, title: str, nth: int, changes: str, rank: int, error_of_others: int
+    fakes: Fakes, title: str, nth: int, changes: str, rank: int, error_of_others: int
 ) -> None:
     script = f"""
         held = session(open_gpus(3))
@@ -39,7 +38,7 @@ def test_a_rank_that_fails_mid_collective_is_named(
         held.close()
         del held; gc.collect()
     """
-    done = fakes.script(script, tmp_path, **{"break": f"{nth}:{rank}:{_SYSTEM}:{error_of_others}"})
+    done = fakes.script(script, **{"break": f"{nth}:{rank}:{_SYSTEM}:{error_of_others}"})
 
     assert done.reported["kind"] == "NcclError", title
     assert done.reported["text"].startswith(f"rank {rank} of 3: failed in the background: {_SYSTEM_WORDS}"), title
@@ -58,7 +57,7 @@ def test_a_rank_that_fails_mid_collective_is_named(
     ],
 )
 def test_communicators_that_lost_a_rank_are_aborted_and_new_ones_measure(
-    fakes: Fakes, tmp_path: Path, title: str, nth: int, launches: int, splits: int
+    fakes: Fakes, title: str, nth: int, launches: int, splits: int
 ) -> None:
     script = f"""
         held, plan = session(open_gpus()), dict(launch_iterations={launches})
@@ -67,7 +66,7 @@ def test_communicators_that_lost_a_rank_are_aborted_and_new_ones_measure(
         report(kind=failed["kind"], then=then, loops=loops)
         held.close()
     """
-    done = fakes.script(script, tmp_path, **{"break": f"{nth}:1:{_SYSTEM}"})
+    done = fakes.script(script, **{"break": f"{nth}:1:{_SYSTEM}"})
 
     assert done.reported["kind"] == "NcclError", title
     assert [len(batches) for batches in done.reported["then"]] == [1, 1], title
@@ -76,7 +75,7 @@ def test_communicators_that_lost_a_rank_are_aborted_and_new_ones_measure(
     assert len(done.lines("+comm")) == len(done.lines("-comm")), title
 
 
-def test_a_rank_of_another_process_that_is_lost_is_reported_at_once(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_rank_of_another_process_that_is_lost_is_reported_at_once(fakes: Fakes) -> None:
     # This process's rank is 0; it does not see the errors of other processes' communicators.
     script = f"""
         import threading
@@ -91,7 +90,7 @@ def test_a_rank_of_another_process_that_is_lost_is_reported_at_once(fakes: Fakes
         [thread.start() for thread in threads], [thread.join() for thread in threads]
         report(results=results)
     """
-    reported = fakes.script(script, tmp_path, **{"break": f"4:1:{_SYSTEM}:{_REMOTE}"}).reported["results"]
+    reported = fakes.script(script, **{"break": f"4:1:{_SYSTEM}:{_REMOTE}"}).reported["results"]
 
     assert [result["kind"] for result in reported] == ["NcclError", "NcclError"]
     assert [result["code"] for result in reported] == [_REMOTE, _SYSTEM]
@@ -107,7 +106,7 @@ def test_a_rank_of_another_process_that_is_lost_is_reported_at_once(fakes: Fakes
     ],
 )
 def test_a_rank_that_fails_at_the_start_is_named_while_others_wait_for_it(
-    fakes: Fakes, tmp_path: Path, function: str, groups: str, doing: str, nth: int
+    fakes: Fakes, function: str, groups: str, doing: str, nth: int
 ) -> None:
     script = f"""
         held = session(open_gpus(3))
@@ -115,7 +114,7 @@ def test_a_rank_that_fails_at_the_start_is_named_while_others_wait_for_it(
         report(**failed, again=failure(held.prepare, {groups})["text"])
         del held; gc.collect()
     """
-    done = fakes.script(script, tmp_path, fail=f"{function}:{_SYSTEM}:{nth}")
+    done = fakes.script(script, fail=f"{function}:{_SYSTEM}:{nth}")
 
     assert done.reported["kind"] == "NcclError"
     rank = done.reported["position"]
@@ -125,7 +124,7 @@ def test_a_rank_that_fails_at_the_start_is_named_while_others_wait_for_it(
     assert "end the process" in done.reported["again"]
 
 
-def test_a_call_that_waits_for_a_failed_rank_does_not_hold_up_the_failure(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_call_that_waits_for_a_failed_rank_does_not_hold_up_the_failure(fakes: Fakes) -> None:
     # Ranks connect in their first collective: the others' calls wait for the rank whose call has failed.
     script = f"""
         held = session(open_gpus(3))
@@ -134,7 +133,7 @@ def test_a_call_that_waits_for_a_failed_rank_does_not_hold_up_the_failure(fakes:
         held.close()
         del held; gc.collect()
     """
-    done = fakes.script(script, tmp_path, fail=f"ncclAllReduce:{_SYSTEM}:1")
+    done = fakes.script(script, fail=f"ncclAllReduce:{_SYSTEM}:1")
 
     assert done.reported["kind"] == "NcclError"
     assert done.reported["text"].startswith("ncclAllReduce(")
@@ -143,23 +142,23 @@ def test_a_call_that_waits_for_a_failed_rank_does_not_hold_up_the_failure(fakes:
 
 
 @pytest.mark.parametrize("operation", ["allreduce", "sendrecv", "alltoall"])
-def test_communicators_that_do_not_block_measure_the_same(fakes: Fakes, tmp_path: Path, operation: str) -> None:
+def test_communicators_that_do_not_block_measure_the_same(fakes: Fakes, operation: str) -> None:
     script = f"""
         held = session(open_gpus())
         plan = dict(operation={operation!r}, batches=2, warmup=1, launch_iterations=3, launch_warmup=2)
         report(seconds=[collective(held, groups, **plan)[0] for groups in ([[0, 1], [3, 2]], [[0, 1, 2, 3]])])
         held.close()
     """
-    plain = fakes.script(script, tmp_path)
-    background = fakes.script(script, tmp_path, {"FAKE_NCCL_COMM_BLOCKING": "0", "NCCL_COMM_BLOCKING": "0"})
+    plain = fakes.script(script)
+    background = fakes.script(script, {"FAKE_NCCL_COMM_BLOCKING": "0", "NCCL_COMM_BLOCKING": "0"})
 
     assert background.reported == plain.reported
     assert Counter(background.log)["ncclCommGetAsyncError"] > Counter(plain.log)["ncclCommGetAsyncError"]
 
 
-def test_a_start_in_the_background_that_fails_is_named(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_start_in_the_background_that_fails_is_named(fakes: Fakes) -> None:
     script = "report(**failure(session(open_gpus(3)).prepare, [[0, 1, 2]]))"
-    reported = fakes.script(script, tmp_path, {"NCCL_COMM_BLOCKING": "0"}, nccl_state=f"0,1={_SYSTEM}").reported
+    reported = fakes.script(script, {"NCCL_COMM_BLOCKING": "0"}, nccl_state=f"0,1={_SYSTEM}").reported
 
     assert reported["text"].startswith("rank 1 of 3: NCCL's start failed: ncclCommGetAsyncError(communicator): ")
     assert reported["position"] == 1

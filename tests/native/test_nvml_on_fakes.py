@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +19,12 @@ _FACTS = """
 """
 
 
-def _facts(fakes: Fakes, tmp_path: Path, **settings: object) -> dict[str, Any]:
-    return fakes.script(_FACTS, tmp_path, **settings).reported
+def _facts(fakes: Fakes, **settings: object) -> dict[str, Any]:
+    return fakes.script(_FACTS, **settings).reported
 
 
-def test_an_nvswitch_machine_reads_as_the_real_one_did(fakes: Fakes, tmp_path: Path) -> None:
-    facts = _facts(fakes, tmp_path)
+def test_an_nvswitch_machine_reads_as_the_real_one_did(fakes: Fakes) -> None:
+    facts = _facts(fakes)
 
     assert (facts["driver"], facts["cuda"], facts["virtualization"]) == ("580.159.04", "13.0", "pass-through")
     assert facts["devices"][1] == {
@@ -54,21 +53,21 @@ def test_an_nvswitch_machine_reads_as_the_real_one_did(fakes: Fakes, tmp_path: P
         ("a GPU with fewer links to the switch", {"nvlinks": "18,2=16"}, ["NV18", "NV16", "NV16"]),
     ],
 )
-def test_labels(fakes: Fakes, tmp_path: Path, title: str, settings: dict[str, object], labels: list[str]) -> None:
-    paths = _facts(fakes, tmp_path, gpus=3, **settings)["paths"]
+def test_labels(fakes: Fakes, title: str, settings: dict[str, object], labels: list[str]) -> None:
+    paths = _facts(fakes, gpus=3, **settings)["paths"]
 
     assert [path["label"] for path in paths] == labels, title
 
 
-def test_missing_peer_access_is_reported_for_its_pair(fakes: Fakes, tmp_path: Path) -> None:
-    paths = _facts(fakes, tmp_path, gpus=3, no_peer="0,0-2=1")["paths"]
+def test_missing_peer_access_is_reported_for_its_pair(fakes: Fakes) -> None:
+    paths = _facts(fakes, gpus=3, no_peer="0,0-2=1")["paths"]
 
     reported = [(path["peer_access"]["read"], path["peer_access"]["write"]) for path in paths]
     assert reported == [("OK", "OK"), ("TNS", "TNS"), ("OK", "OK")]
 
 
-def test_another_process_shows_in_a_gpus_health(fakes: Fakes, tmp_path: Path) -> None:
-    health = _facts(fakes, tmp_path, process="0,1=4242", memory=1 << 30, free=f"{1 << 30},1={1 << 20}")["health"]
+def test_another_process_shows_in_a_gpus_health(fakes: Fakes) -> None:
+    health = _facts(fakes, process="0,1=4242", memory=1 << 30, free=f"{1 << 30},1={1 << 20}")["health"]
 
     assert [state["processes"] for state in health] == [0, 1, 0, 0]
     assert [state["utilization"] for state in health] == [0, 90, 0, 0]
@@ -77,22 +76,18 @@ def test_another_process_shows_in_a_gpus_health(fakes: Fakes, tmp_path: Path) ->
     assert health[0]["nvlink_errors"] == 0
 
 
-def test_a_library_that_writes_beyond_its_buffers_does_no_harm(
-    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_writes_beyond_its_buffers_does_no_harm(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's debug allocator checks beyond each block that is freed, and ends the process if that was overwritten."""
     monkeypatch.setenv("PYTHONMALLOC", "debug")
-    health = _facts(fakes, tmp_path, gpus=2, nvlink_errors="0,1=7")["health"]
+    health = _facts(fakes, gpus=2, nvlink_errors="0,1=7")["health"]
 
     assert [state["nvlink_errors"] for state in health] == [0, 7]
 
 
-def test_a_driver_that_does_not_answer_is_one_clear_error(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_driver_that_does_not_answer_is_one_clear_error(fakes: Fakes) -> None:
     # nvml.h: NVML_ERROR_DRIVER_NOT_LOADED is 9.
     reported = fakes.script(
-        "from collbench.machine.nvml import Nvml\nreport(**failure(Nvml().__enter__))",
-        tmp_path,
-        fail="nvmlInitWithFlags:9:1",
+        "from collbench.machine.nvml import Nvml\nreport(**failure(Nvml().__enter__))", fail="nvmlInitWithFlags:9:1"
     ).reported
 
     assert reported["kind"] == "MachineError"
@@ -106,9 +101,9 @@ def test_a_driver_that_does_not_answer_is_one_clear_error(fakes: Fakes, tmp_path
         "nvmlDeviceGetTopologyCommonAncestor",
     ],
 )
-def test_an_unsupported_query_never_stops_the_others(fakes: Fakes, tmp_path: Path, function: str) -> None:
+def test_an_unsupported_query_never_stops_the_others(fakes: Fakes, function: str) -> None:
     # nvml.h: NVML_ERROR_NOT_SUPPORTED is 3.
-    facts = _facts(fakes, tmp_path, gpus=2, fail=f"{function}:3:1")
+    facts = _facts(fakes, gpus=2, fail=f"{function}:3:1")
 
     assert len(facts["devices"]) == 2
     assert len(facts["paths"]) == 1

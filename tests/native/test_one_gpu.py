@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from collbench.machine.numa import usable_nodes
+from tests.cli.program import on_gpus
 from tests.native.fakes import Fakes, Outcome
 
 _FREE = 1282 * 2**20
 _ONE_NODE = pytest.mark.skipif(len(usable_nodes()) > 1, reason="host copies are timed for each NUMA node")
 
 
-def _collbench(fakes: Fakes, tmp_path: Path, *arguments: str, **settings: object) -> Outcome:
-    plan = {"gpus": 1, "memory": 4096 * 2**20, "free": _FREE} | settings
-    environment = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path / "state")}
-    return fakes.run([sys.executable, "-m", "collbench", *arguments], tmp_path, environment, **plan)
+def _collbench(fakes: Fakes, *arguments: str, **settings: object) -> Outcome:
+    return on_gpus(fakes, arguments, **{"gpus": 1, "free": _FREE} | settings)
 
 
 def _measured(tmp_path: Path) -> dict[tuple[str, str], set[float]]:
@@ -38,7 +36,7 @@ def _measured(tmp_path: Path) -> dict[tuple[str, str], set[float]]:
 @_ONE_NODE
 def test_host_and_local_copies_take_the_times_of_the_only_gpu(fakes: Fakes, tmp_path: Path) -> None:
     arguments = ("copies", "--patterns", "host,local", "--sizes", "64K", "-o", "run.json")
-    done = _collbench(fakes, tmp_path, *arguments, host_rate=50, to_host_rate=25, local_rate=1000)
+    done = _collbench(fakes, *arguments, host_rate=50, to_host_rate=25, local_rate=1000)
     assert done.code == 0, done.stderr
     times = _measured(tmp_path)
     assert {variant for _, variant in times} == {"host", "local"}
@@ -50,21 +48,21 @@ def test_host_and_local_copies_take_the_times_of_the_only_gpu(fakes: Fakes, tmp_
 
 @_ONE_NODE
 def test_all_patterns_are_those_that_one_gpu_has_and_the_others_are_named(fakes: Fakes, tmp_path: Path) -> None:
-    done = _collbench(fakes, tmp_path, "copies", "--sizes", "64K", "-o", "run.json", "--verbose")
+    done = _collbench(fakes, "copies", "--sizes", "64K", "-o", "run.json", "--verbose")
     assert done.code == 0, done.stderr
     assert {variant for _, variant in _measured(tmp_path)} == {"host", "host-both-ways", "local"}
     assert "it needs two devices, and one was measured" in " ".join(done.stdout.split())
 
 
 @_ONE_NODE
-def test_check_judges_the_only_gpu_and_expects_one(fakes: Fakes, tmp_path: Path) -> None:
-    done = _collbench(fakes, tmp_path, "check", "--sizes", "16M", "--expect", "1", "-o", "run.json")
+def test_check_judges_the_only_gpu_and_expects_one(fakes: Fakes) -> None:
+    done = _collbench(fakes, "check", "--sizes", "16M", "--expect", "1", "-o", "run.json")
     assert done.code == 0, done.stderr + done.stdout
     assert done.stdout.startswith("GPU0: slot, health and copies with host memory agree.")
-    shown = _collbench(fakes, tmp_path, "show", "run.json")
+    shown = _collbench(fakes, "show", "run.json")
     assert shown.code == 0, shown.stderr
     assert "h2d-ce host" in shown.stdout.splitlines()[0]
-    chosen = _collbench(fakes, tmp_path, "select", "1", "run.json", "--allow-busy")
+    chosen = _collbench(fakes, "select", "1", "run.json", "--allow-busy")
     assert chosen.code == 0, chosen.stderr
     assert chosen.stdout.startswith("GPU0")
-    assert _collbench(fakes, tmp_path, "check", "run.json", "--expect", "2").code == 1
+    assert _collbench(fakes, "check", "run.json", "--expect", "2").code == 1

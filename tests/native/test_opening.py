@@ -16,7 +16,7 @@ def test_without_a_driver_the_import_works_and_the_first_call_says_what_is_missi
     fakes: Fakes, tmp_path: Path
 ) -> None:
     script = "report(**failure(native.list_gpus))"
-    reported = fakes.script(script, tmp_path, {"LD_LIBRARY_PATH": str(tmp_path)}).reported
+    reported = fakes.script(script, {"LD_LIBRARY_PATH": str(tmp_path)}).reported
 
     assert reported["kind"] == "LibraryError"
     assert reported["text"].startswith("no NVIDIA driver: libcuda.so.1")
@@ -26,19 +26,15 @@ def test_without_a_driver_the_import_works_and_the_first_call_says_what_is_missi
 def test_an_old_driver_is_refused_by_the_function_that_it_lacks(fakes: Fakes, tmp_path: Path, symbol: str) -> None:
     build_without(fakes, tmp_path, "libcuda.so.1", [symbol])
 
-    reported = fakes.script(
-        "report(**failure(native.list_gpus))", tmp_path, {"LD_LIBRARY_PATH": str(tmp_path)}
-    ).reported
+    reported = fakes.script("report(**failure(native.list_gpus))", {"LD_LIBRARY_PATH": str(tmp_path)}).reported
 
     assert reported["kind"] == "LibraryError"
     assert f"libcuda.so.1 has no function {symbol}: it is too old" in reported["text"]
 
 
-def test_a_driver_that_does_not_start_is_an_error_and_is_tried_again_at_the_next_call(
-    fakes: Fakes, tmp_path: Path
-) -> None:
+def test_a_driver_that_does_not_start_is_an_error_and_is_tried_again_at_the_next_call(fakes: Fakes) -> None:
     script = "report(first=failure(native.list_gpus), then=len(native.list_gpus()))"
-    reported = fakes.script(script, tmp_path, fail="cuInit:100:1", gpus=3).reported
+    reported = fakes.script(script, fail="cuInit:100:1", gpus=3).reported
 
     assert reported["first"]["kind"] == "CudaError"
     assert reported["first"]["text"] == (
@@ -47,17 +43,17 @@ def test_a_driver_that_does_not_start_is_an_error_and_is_tried_again_at_the_next
     assert reported["then"] == 3
 
 
-def test_an_error_that_the_driver_cannot_name_still_shows_the_call(fakes: Fakes, tmp_path: Path) -> None:
-    reported = fakes.script("report(**failure(native.list_gpus))", tmp_path, fail="cuDeviceGetCount:12345:1").reported
+def test_an_error_that_the_driver_cannot_name_still_shows_the_call(fakes: Fakes) -> None:
+    reported = fakes.script("report(**failure(native.list_gpus))", fail="cuDeviceGetCount:12345:1").reported
 
     assert reported["text"].startswith("cuDeviceGetCount(&count): unknown error (no description) at gpus.cpp:")
 
 
-def test_gpus_are_listed_with_their_identity_in_cuda_order(fakes: Fakes, tmp_path: Path) -> None:
+def test_gpus_are_listed_with_their_identity_in_cuda_order(fakes: Fakes) -> None:
     script = "report(found=native.list_gpus())"
     visible = {"CUDA_VISIBLE_DEVICES": "2,GPU-fa4e00,GPU-fa4e03-is-none,1"}
 
-    assert fakes.script(script, tmp_path, visible).reported["found"] == [
+    assert fakes.script(script, visible).reported["found"] == [
         "GPU-fa4e0200-0000-0000-0000-000000000002",
         "GPU-fa4e0000-0000-0000-0000-000000000000",
     ]
@@ -71,11 +67,9 @@ def test_gpus_are_listed_with_their_identity_in_cuda_order(fakes: Fakes, tmp_pat
         ("the second GPU refuses it", "PTX", "cuModuleLoadData:200:2", "CUDA_ERROR_INVALID_IMAGE"),
     ],
 )
-def test_kernels_that_do_not_load_are_an_error(
-    fakes: Fakes, tmp_path: Path, title: str, ptx: str, fail: str, text: str
-) -> None:
+def test_kernels_that_do_not_load_are_an_error(fakes: Fakes, title: str, ptx: str, fail: str, text: str) -> None:
     settings = {"fail": fail} if fail else {}
-    done = fakes.script(f"report(**failure(open_gpus, 2, ptx={ptx})); gc.collect()", tmp_path, **settings)
+    done = fakes.script(f"report(**failure(open_gpus, 2, ptx={ptx})); gc.collect()", **settings)
 
     assert done.reported["kind"] == "LibraryError", title
     assert done.reported["text"].startswith("the driver does not load collbench's kernels: cuModule"), title
@@ -93,10 +87,10 @@ def test_kernels_that_do_not_load_are_an_error(
     ],
 )
 def test_an_nccl_that_cannot_be_used_is_refused(
-    fakes: Fakes, tmp_path: Path, title: str, settings: dict[str, int], path: str | None, text: str
+    fakes: Fakes, title: str, settings: dict[str, int], path: str | None, text: str
 ) -> None:
     nccl_path = str(fakes.nccl) if path is None else path
-    reported = fakes.script(f"report(**failure(native.Nccl, {nccl_path!r}))", tmp_path, **settings).reported
+    reported = fakes.script(f"report(**failure(native.Nccl, {nccl_path!r}))", **settings).reported
 
     assert reported["kind"] == "LibraryError", title
     assert text in reported["text"], title
@@ -106,24 +100,24 @@ def test_an_nccl_that_cannot_be_used_is_refused(
 def test_an_nccl_is_refused_by_the_function_that_it_lacks(fakes: Fakes, tmp_path: Path, symbol: str) -> None:
     build_without(fakes, tmp_path, "libnccl.so.2", [symbol])
 
-    reported = fakes.script(f"report(**failure(native.Nccl, {str(tmp_path / 'libnccl.so.2')!r}))", tmp_path).reported
+    reported = fakes.script(f"report(**failure(native.Nccl, {str(tmp_path / 'libnccl.so.2')!r}))").reported
 
     assert reported["kind"] == "LibraryError"
     assert f"libnccl.so.2 has no function {symbol}" in reported["text"]
 
 
-def test_the_nccl_that_is_already_loaded_is_found_again(fakes: Fakes, tmp_path: Path) -> None:
+def test_the_nccl_that_is_already_loaded_is_found_again(fakes: Fakes) -> None:
     script = """
         first = native.Nccl(os.environ["NCCL"])
         again = native.Nccl("")
         report(version=again.version, path=again.path)
     """
-    reported = fakes.script(script, tmp_path, nccl=22803).reported
+    reported = fakes.script(script, nccl=22803).reported
 
     assert reported == {"version": 22803, "path": str(fakes.nccl)}
 
 
-def test_the_driver_starts_before_the_worker_is_asked_for_anything(fakes: Fakes, tmp_path: Path) -> None:
+def test_the_driver_starts_before_the_worker_is_asked_for_anything(fakes: Fakes) -> None:
     script = """
         import time
         from collbench.measurement.backends.isolated import IsolatedBackend
@@ -134,7 +128,7 @@ def test_the_driver_starts_before_the_worker_is_asked_for_anything(fakes: Fakes,
             time.sleep(0.01)
         backend.reap()
     """
-    assert fakes.script(script, tmp_path).lines("cuInit")
+    assert fakes.script(script).lines("cuInit")
 
 
 # The fake's calls wait for each other: side by side, or the test fails.
@@ -145,7 +139,7 @@ def test_the_driver_starts_before_the_worker_is_asked_for_anything(fakes: Fakes,
         ("NCCL's start and the buffers", "ncclCommInitRank=2,cuMemAlloc_v2=1"),
     ],
 )
-def test_what_takes_long_is_opened_side_by_side(fakes: Fakes, tmp_path: Path, title: str, calls: str) -> None:
+def test_what_takes_long_is_opened_side_by_side(fakes: Fakes, title: str, calls: str) -> None:
     script = """
         from collbench.measurement.backends import factory
         from collbench.measurement.plan import Request
@@ -157,11 +151,11 @@ def test_what_takes_long_is_opened_side_by_side(fakes: Fakes, tmp_path: Path, ti
         opened.backend.ready()
         opened.close()
     """
-    done = fakes.script(script, tmp_path, gpus=2, memory=2**32, free=1282 * 2**20, meet=calls)
+    done = fakes.script(script, gpus=2, memory=2**32, free=1282 * 2**20, meet=calls)
     assert len(done.lines("meeting ")) >= 3, title
 
 
-def test_the_kernels_of_all_gpus_are_loaded_at_once(fakes: Fakes, tmp_path: Path) -> None:
-    done = fakes.script("native.Gpus(list(range(4)), PTX)", tmp_path, meet="cuModuleLoadData=4")
+def test_the_kernels_of_all_gpus_are_loaded_at_once(fakes: Fakes) -> None:
+    done = fakes.script("native.Gpus(list(range(4)), PTX)", meet="cuModuleLoadData=4")
 
     assert len(done.lines("+module ")) == 4

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.native.fakes import Fakes
@@ -48,11 +46,11 @@ _ALL_TO_ONE = "[[(1, 0), (2, 0), (3, 0)]]"
     ],
 )
 def test_a_group_is_timed_from_a_common_start_to_a_common_end(
-    fakes: Fakes, tmp_path: Path, title: str, call: str, settings: dict[str, object], microseconds: list[float]
+    fakes: Fakes, title: str, call: str, settings: dict[str, object], microseconds: list[float]
 ) -> None:
     plan = "bytes=1000000, iterations=1, batches=2, warmup=1"
     script = f"report(seconds=transfers(open_gpus({settings.get('gpus', 4)}, buffer=3 << 20), {call}, {plan}))"
-    seconds = fakes.script(script, tmp_path, **settings).reported["seconds"]
+    seconds = fakes.script(script, **settings).reported["seconds"]
 
     assert len(seconds) == len(microseconds), title
     for group, expected in zip(seconds, microseconds, strict=True):
@@ -77,17 +75,11 @@ def test_a_group_is_timed_from_a_common_start_to_a_common_end(
 )
 @pytest.mark.parametrize("iterations", [1, 14])
 def test_a_covered_round_times_each_groups_first_transfer(
-    fakes: Fakes,
-    tmp_path: Path,
-    title: str,
-    call: str,
-    settings: dict[str, object],
-    microseconds: list[float],
-    iterations: int,
+    fakes: Fakes, title: str, call: str, settings: dict[str, object], microseconds: list[float], iterations: int
 ) -> None:
     plan = f"bytes=1000000, iterations={iterations}, batches=2, warmup=1, covered=True"
     script = f"report(seconds=transfers(open_gpus(2, buffer=3 << 20), {call}, {plan})); gc.collect()"
-    done = fakes.script(script, tmp_path, **settings)
+    done = fakes.script(script, **settings)
 
     assert len(done.reported["seconds"]) == len(microseconds), title
     for group, expected in zip(done.reported["seconds"], microseconds, strict=True):
@@ -108,14 +100,14 @@ def test_a_covered_round_times_each_groups_first_transfer(
     ],
 )
 def test_a_load_that_does_not_last_is_named_after_three_attempts(
-    fakes: Fakes, tmp_path: Path, title: str, call: str, settings: dict[str, object], uncovered: list[int]
+    fakes: Fakes, title: str, call: str, settings: dict[str, object], uncovered: list[int]
 ) -> None:
     plan = "bytes=1000000, batches=2, warmup=1, covered=True" + ("" if "iterations" in call else ", iterations=14")
     script = f"""
         found = times(open_gpus(3, buffer=3 << 20), {call}, {plan})
         report(uncovered=found.uncovered, batches=[len(group) for group in found.seconds])
     """
-    done = fakes.script(script, tmp_path, **settings)
+    done = fakes.script(script, **settings)
 
     assert done.reported["uncovered"] == uncovered, title
     assert done.reported["batches"] == [2] * len(uncovered), title
@@ -123,22 +115,22 @@ def test_a_load_that_does_not_last_is_named_after_three_attempts(
     assert len(tickets) == 1 + 2 * (1 if max(uncovered) < 0 else 3), title  # a warm-up, and two batches
 
 
-def test_every_transfer_of_a_covered_round_copies_twice_what_is_timed(fakes: Fakes, tmp_path: Path) -> None:
+def test_every_transfer_of_a_covered_round_copies_twice_what_is_timed(fakes: Fakes) -> None:
     groups = "[[(-1, 0), (0, -1)], [(-1, 1), (1, -1)]]"
     script = f"""
         found = times(open_gpus(2), {groups}, iterations=14, batches=3, covered=True)
         report(coverage=coverage(found))
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
 
     for transfer in ("0 from -1 to 0", "0 from 0 to -1", "1 from -1 to 1", "1 from 1 to -1"):
         assert len(done.lines(f"copy memcpy by {transfer} bytes 1024")) == 3 * 2 * 14
     assert done.reported["coverage"] == [[2 * 3 * 14 * 1024, 2 * 3 * 28 * 1024]] * 2
 
 
-def test_a_covered_batch_ends_before_the_next_one_is_poisoned(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_covered_batch_ends_before_the_next_one_is_poisoned(fakes: Fakes) -> None:
     script = "transfers(open_gpus(2), [[(-1, 0), (0, -1)], [(1, -1), (-1, 1)]], batches=3, warmup=1, covered=True)"
-    log = fakes.script(script, tmp_path, to_host_rate=1).log
+    log = fakes.script(script, to_host_rate=1).log
     poisoned = [i for i, line in enumerate(log) if line.startswith("launch fill")]
     unblocked = [i for i, line in enumerate(log) if line.startswith("unblock")]
     copied = [i for i, line in enumerate(log) if line.startswith("copy ") and " bytes 1024 " in line]
@@ -151,7 +143,7 @@ def test_a_covered_batch_ends_before_the_next_one_is_poisoned(fakes: Fakes, tmp_
 
 @pytest.mark.parametrize("pull", [False, True])
 @pytest.mark.parametrize("iterations", [1, 8])
-def test_no_pattern_beats_the_engines_that_it_shares(fakes: Fakes, tmp_path: Path, iterations: int, pull: bool) -> None:
+def test_no_pattern_beats_the_engines_that_it_shares(fakes: Fakes, iterations: int, pull: bool) -> None:
     plan = f"bytes=1000000, iterations={iterations}, batches=3, pull={pull}"
     script = f"""
         gpus, found = open_gpus(8, buffer=32 << 20), []
@@ -161,12 +153,12 @@ def test_no_pattern_beats_the_engines_that_it_shares(fakes: Fakes, tmp_path: Pat
                 found.append([group, transfers(gpus, [group], {plan})[0]])
         report(found=found)
     """
-    for group, seconds in fakes.script(script, tmp_path, gpus=8, latency=0).reported["found"]:
+    for group, seconds in fakes.script(script, gpus=8, latency=0).reported["found"]:
         busiest = max(sum(link[int(pull)] == gpu for link in group) for gpu in range(8))  # messages of one engine
         assert min(seconds) >= busiest * 1e6 / 100e9 * (1 - _WAKING), (group, seconds)
 
 
-def test_odd_sizes_are_copied_and_checked_in_every_pattern(fakes: Fakes, tmp_path: Path) -> None:
+def test_odd_sizes_are_copied_and_checked_in_every_pattern(fakes: Fakes) -> None:
     script = f"""
         gpus = open_gpus(4, buffer=60000)
         for groups in ({_BOTH_WAYS}, {_ONE_TO_ALL}, {_ALL_TO_ONE}, [[(-1, 0)], [(1, -1)]], [[(-1, 0), (0, -1)]],
@@ -178,7 +170,7 @@ def test_odd_sizes_are_copied_and_checked_in_every_pattern(fakes: Fakes, tmp_pat
                                   batches=2)
         del gpus; gc.collect()
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
 
     # Three messages and two waking copies a batch, two batches, and one that wakes the link; 2 + 3 + 3 + 2 + 2 + 1
     # transfers of the six patterns.
@@ -187,11 +179,9 @@ def test_odd_sizes_are_copied_and_checked_in_every_pattern(fakes: Fakes, tmp_pat
 
 
 @pytest.mark.parametrize("link", [(-1, 0), (0, -1)])
-def test_large_messages_by_kernel_share_a_launch_with_host_memory_too(
-    fakes: Fakes, tmp_path: Path, link: tuple[int, int]
-) -> None:
+def test_large_messages_by_kernel_share_a_launch_with_host_memory_too(fakes: Fakes, link: tuple[int, int]) -> None:
     plan = "multiprocessors=True, bytes=1 << 24, iterations=3"
-    done = fakes.script(f"report(seconds=transfers(open_gpus(2, 2 << 24), [[{link}]], {plan}))", tmp_path, host_rate=40)
+    done = fakes.script(f"report(seconds=transfers(open_gpus(2, 2 << 24), [[{link}]], {plan}))", host_rate=40)
 
     # 16 MiB at 0.9 × 40 GB/s, and a third of 1 µs.
     assert done.reported["seconds"][0] == pytest.approx([466.367111e-6], rel=_PRECISION)
@@ -216,10 +206,10 @@ def test_large_messages_by_kernel_share_a_launch_with_host_memory_too(
     ],
 )
 def test_one_wrong_byte_fails_the_transfer_that_brought_it(
-    fakes: Fakes, tmp_path: Path, title: str, call: str, corrupt: str, expected: dict[str, int]
+    fakes: Fakes, title: str, call: str, corrupt: str, expected: dict[str, int]
 ) -> None:
     script = f"report(**failure(transfers, open_gpus(), {call})); gc.collect()"
-    done = fakes.script(script, tmp_path, corrupt_copy=corrupt)
+    done = fakes.script(script, corrupt_copy=corrupt)
     reported = done.reported
 
     assert reported["kind"] == "DataError", title
@@ -230,23 +220,21 @@ def test_one_wrong_byte_fails_the_transfer_that_brought_it(
 
 
 @pytest.mark.parametrize("multiprocessors", [False, True])
-def test_a_message_to_host_memory_that_never_arrives_is_wrong(
-    fakes: Fakes, tmp_path: Path, multiprocessors: bool
-) -> None:
+def test_a_message_to_host_memory_that_never_arrives_is_wrong(fakes: Fakes, multiprocessors: bool) -> None:
     plan = f"bytes=256, iterations=1, batches=2, multiprocessors={multiprocessors}"
     script = f"report(**failure(transfers, open_gpus(2, buffer=256), [[(0, -1)]], {plan}))"
-    reported = fakes.script(script, tmp_path, lose_copy=7).reported
+    reported = fakes.script(script, lose_copy=7).reported
 
     assert reported["kind"] == "DataError"
     assert (reported["offset"], reported["wrong"]) == (0, 256)
 
 
-def test_messages_to_one_gpu_need_room_together(fakes: Fakes, tmp_path: Path) -> None:
+def test_messages_to_one_gpu_need_room_together(fakes: Fakes) -> None:
     script = f"""
         fits, too_small = open_gpus(buffer=3 * 1024), open_gpus(buffer=3 * 1024 - 256)
         report(fits=transfers(fits, {_ALL_TO_ONE}), **failure(transfers, too_small, {_ALL_TO_ONE}))
     """
-    reported = fakes.script(script, tmp_path).reported
+    reported = fakes.script(script).reported
 
     assert len(reported["fits"][0]) == 1
     assert reported["text"] == "3 messages at a time do not fit the buffers: allocate() more first"
@@ -269,15 +257,13 @@ def test_messages_to_one_gpu_need_room_together(fakes: Fakes, tmp_path: Path) ->
         ("two groups do where host memory is shared", "[[(-1, 0)], [(1, -1)]]", 0 + 2),
     ],
 )
-def test_nothing_is_verified_while_a_copy_of_its_group_may_run(
-    fakes: Fakes, tmp_path: Path, title: str, call: str, waits: int
-) -> None:
-    log = fakes.script(f"transfers(open_gpus(), {call}, batches=3)", tmp_path).log
+def test_nothing_is_verified_while_a_copy_of_its_group_may_run(fakes: Fakes, title: str, call: str, waits: int) -> None:
+    log = fakes.script(f"transfers(open_gpus(), {call}, batches=3)").log
 
     assert log.count("cuStreamWaitEvent") == 3 * waits, title
 
 
-def test_streams_and_host_memory_are_made_once_and_only_where_they_are_used(fakes: Fakes, tmp_path: Path) -> None:
+def test_streams_and_host_memory_are_made_once_and_only_where_they_are_used(fakes: Fakes) -> None:
     script = f"""
         gpus = open_gpus()
         print("START", file=open(os.environ["FAKE_LOG"], "a"))
@@ -286,7 +272,7 @@ def test_streams_and_host_memory_are_made_once_and_only_where_they_are_used(fake
             transfers(gpus, {_ONE_TO_ALL})
             transfers(gpus, [[(-1, 2)]])
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
     created = [line.split()[0] for line in done.log[done.log.index("START") :] if line.startswith("+")]
 
     assert created.count("+stream") == 2  # of three transfers that GPU 0 issues at once, one uses the GPU's own stream
@@ -294,25 +280,25 @@ def test_streams_and_host_memory_are_made_once_and_only_where_they_are_used(fake
     assert created.count("+pinned") == 2 + 1
 
 
-def test_host_memory_is_as_large_as_asked_and_holds_no_more_messages(fakes: Fakes, tmp_path: Path) -> None:
+def test_host_memory_is_as_large_as_asked_and_holds_no_more_messages(fakes: Fakes) -> None:
     script = """
         gpus = native.Gpus([0], PTX)
         gpus.allocate(1 << 20, 1 << 16)
         transfers(gpus, [[(-1, 0)]], bytes=1 << 16)
         report(**failure(transfers, gpus, [[(-1, 0)]], bytes=(1 << 16) + 4096 + 512))
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
     assert done.reported["text"].startswith("message does not fit the buffers")
 
 
-def test_without_peers_the_driver_stages_and_kernels_are_refused(fakes: Fakes, tmp_path: Path) -> None:
+def test_without_peers_the_driver_stages_and_kernels_are_refused(fakes: Fakes) -> None:
     script = """
         gpus = open_gpus(2, buffer=1 << 20, peers=False)
         refused = failure(copies, gpus, [(0, 1)], multiprocessors=True)["text"]
         seconds = transfers(gpus, [[(0, 1)]], bytes=1000000, iterations=1)
         report(peers=gpus.peer_access(), refused=refused, seconds=seconds)
     """
-    done = fakes.script(script, tmp_path, staged=20)
+    done = fakes.script(script, staged=20)
 
     assert done.reported["peers"] == [[False, False], [False, False]]
     assert done.reported["refused"] == "a kernel cannot copy between GPUs without peer access"
@@ -320,10 +306,10 @@ def test_without_peers_the_driver_stages_and_kernels_are_refused(fakes: Fakes, t
     assert "cuCtxEnablePeerAccess" not in done.log
 
 
-def test_host_memory_before_the_buffers_is_refused(fakes: Fakes, tmp_path: Path) -> None:
+def test_host_memory_before_the_buffers_is_refused(fakes: Fakes) -> None:
     script = "report(**failure(transfers, native.Gpus([0], PTX), [[(-1, 0)]]))"
 
-    assert "allocate() first" in fakes.script(script, tmp_path).reported["text"]
+    assert "allocate() first" in fakes.script(script).reported["text"]
 
 
 @pytest.mark.parametrize(
@@ -337,8 +323,8 @@ def test_host_memory_before_the_buffers_is_refused(fakes: Fakes, tmp_path: Path)
     ],
 )
 def test_multicast_support_is_queried_and_multicast_never_used(
-    fakes: Fakes, tmp_path: Path, title: str, settings: dict[str, object], supported: list[bool]
+    fakes: Fakes, title: str, settings: dict[str, object], supported: list[bool]
 ) -> None:
-    reported = fakes.script("report(found=open_gpus(2).multicast_supported)", tmp_path, **settings).reported
+    reported = fakes.script("report(found=open_gpus(2).multicast_supported)", **settings).reported
 
     assert reported["found"] == supported, title

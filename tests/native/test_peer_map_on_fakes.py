@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.program import on_gpus
 from tests.native.fakes import Fakes, Outcome
 
 _MIB = 2**20
@@ -18,12 +17,10 @@ _BY_PCIE: dict[str, Any] = {"nvlinks": 0, "ancestor": 10}
 
 
 def _mapped(
-    fakes: Fakes, tmp_path: Path, gpus: int = 2, variables: dict[str, str] | None = None, **settings: object
+    fakes: Fakes, gpus: int = 2, variables: dict[str, str] | None = None, **settings: object
 ) -> tuple[Outcome, dict[str, Any]]:
-    command = [sys.executable, "-m", "collbench", "check", "--map-p2p", "--backend", "cuda", "--json"]
-    environment = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1", **(variables or {})}
-    plan = {"gpus": gpus, "memory": 4096 * _MIB, "free": _FREE} | settings
-    done = fakes.run(command, tmp_path, environment, **plan)
+    arguments = ("check", "--map-p2p", "--backend", "cuda", "--json")
+    done = on_gpus(fakes, arguments, variables, **{"gpus": gpus, "free": _FREE} | settings)
     assert done.stdout, done.stderr
     return done, json.loads(done.stdout)
 
@@ -41,8 +38,8 @@ def _messages(answer: dict[str, Any], link: tuple[int, int]) -> dict[tuple[str, 
     return {(one["by"], one["size_bytes"]): one["state"] for one in row["messages"]}
 
 
-def test_a_healthy_machine_works_on_every_link_and_has_no_cause(fakes: Fakes, tmp_path: Path) -> None:
-    done, answer = _mapped(fakes, tmp_path, free=_FREE_FOR_NCCL)
+def test_a_healthy_machine_works_on_every_link_and_has_no_cause(fakes: Fakes) -> None:
+    done, answer = _mapped(fakes, free=_FREE_FOR_NCCL)
 
     assert done.code == 0
     assert _states(answer) == {(0, 1): "works", (1, 0): "works"}
@@ -56,8 +53,8 @@ def test_a_healthy_machine_works_on_every_link_and_has_no_cause(fakes: Fakes, tm
     assert rates["via_host"] == pytest.approx(10, rel=0.01)
 
 
-def test_a_hang_costs_its_own_direction_alone(fakes: Fakes, tmp_path: Path) -> None:
-    done, answer = _mapped(fakes, tmp_path, gpus=3, hang="copy:0>1")
+def test_a_hang_costs_its_own_direction_alone(fakes: Fakes) -> None:
+    done, answer = _mapped(fakes, gpus=3, hang="copy:0>1")
 
     assert done.code == 4
     assert {link for link, state in _states(answer).items() if state != "works"} == {(0, 1)}
@@ -73,8 +70,8 @@ def test_a_hang_costs_its_own_direction_alone(fakes: Fakes, tmp_path: Path) -> N
     assert answer["meanwhile"][0].startswith("NCCL_P2P_DISABLE=1")
 
 
-def test_wrong_data_costs_its_own_direction_alone(fakes: Fakes, tmp_path: Path) -> None:
-    done, answer = _mapped(fakes, tmp_path, gpus=3, corrupt_copy="0:7:2>1")
+def test_wrong_data_costs_its_own_direction_alone(fakes: Fakes) -> None:
+    done, answer = _mapped(fakes, gpus=3, corrupt_copy="0:7:2>1")
 
     assert done.code == 4
     assert {link: state for link, state in _states(answer).items() if state != "works"} == {(2, 1): "wrong data"}
@@ -82,15 +79,15 @@ def test_wrong_data_costs_its_own_direction_alone(fakes: Fakes, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("copy", [35, 36, 37, 38])
-def test_each_message_of_a_batch_is_compared_on_a_nearly_full_gpu(fakes: Fakes, tmp_path: Path, copy: int) -> None:
+def test_each_message_of_a_batch_is_compared_on_a_nearly_full_gpu(fakes: Fakes, copy: int) -> None:
     """Of the messages of a link these four are a timed batch of the larger ones by kernels."""
-    done, answer = _mapped(fakes, tmp_path, free=262 * _MIB, corrupt_copy=f"{copy}:7:0>1")
+    done, answer = _mapped(fakes, free=262 * _MIB, corrupt_copy=f"{copy}:7:0>1")
     assert done.code == 4
     assert _states(answer) == {(0, 1): "wrong data", (1, 0): "works"}
 
 
-def test_a_refused_link_has_the_drivers_error(fakes: Fakes, tmp_path: Path) -> None:
-    done, answer = _mapped(fakes, tmp_path, gpus=3, refuse_peer="0,0>1=217", **_BY_PCIE)
+def test_a_refused_link_has_the_drivers_error(fakes: Fakes) -> None:
+    done, answer = _mapped(fakes, gpus=3, refuse_peer="0,0>1=217", **_BY_PCIE)
 
     assert done.code == 3
     refused = {link for link, state in _states(answer).items() if state != "works"}
@@ -107,13 +104,11 @@ def test_a_refused_link_has_the_drivers_error(fakes: Fakes, tmp_path: Path) -> N
     [({}, "works", 0), ({"corrupt_copy": "0:7:0>1"}, "wrong data", 4), ({"hang": "copy:0>1"}, "hangs", 4)],
 )
 def test_check_has_the_map_and_goes_on_after_a_fault(
-    fakes: Fakes, tmp_path: Path, fault: dict[str, str], state: str, status: int
+    fakes: Fakes, fault: dict[str, str], state: str, status: int
 ) -> None:
     """What the run measured of sound links is not sent again; links that it did not come to are examined."""
-    command = [sys.executable, "-m", "collbench", "check", "--backend", "cuda", "--json", "--sizes", "64K"]
-    variables = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path)}
-    plan = {"gpus": 2, "memory": 4096 * _MIB, "free": _FREE_FOR_NCCL} | fault
-    done = fakes.run([*command, "--budget", "10ms"], tmp_path, variables, **plan)
+    arguments = ("check", "--backend", "cuda", "--json", "--sizes", "64K", "--budget", "10ms")
+    done = on_gpus(fakes, arguments, gpus=2, free=_FREE_FOR_NCCL, **fault)
     assert done.stdout, done.stderr
     answer = json.loads(done.stdout)
     mapped = answer["p2p"]
@@ -127,8 +122,8 @@ def test_check_has_the_map_and_goes_on_after_a_fault(
         assert {link["nccl"] for link in mapped["links"]} == {"P2P/direct pointer/read"}
 
 
-def test_opening_that_fails_for_one_gpu_leaves_the_links_of_the_others(fakes: Fakes, tmp_path: Path) -> None:
-    _, answer = _mapped(fakes, tmp_path, gpus=3, free=f"{_FREE},2=1000")
+def test_opening_that_fails_for_one_gpu_leaves_the_links_of_the_others(fakes: Fakes) -> None:
+    _, answer = _mapped(fakes, gpus=3, free=f"{_FREE},2=1000")
 
     states = _states(answer)
     assert states[0, 1] == states[1, 0] == "works"
@@ -152,20 +147,17 @@ def test_opening_that_fails_for_one_gpu_leaves_the_links_of_the_others(fakes: Fa
     ],
 )
 def test_select_is_not_silent_over_the_only_pair(
-    fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, Any], words: list[str], status: int, said: str
+    fakes: Fakes, case: str, settings: dict[str, Any], words: list[str], status: int, said: str
 ) -> None:
     plan = {"gpus": 2, "memory": _FREE} | settings
-    command = [sys.executable, "-m", "collbench", "select", str(plan["gpus"]), *words]
-    variables = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path)}
-    done = fakes.run(command, tmp_path, variables, **plan)
+    done = on_gpus(fakes, ("select", str(plan["gpus"]), *words), free=plan["memory"], **plan)
     assert done.code == status, done.stderr
     assert said in done.stdout, case
 
 
-def test_select_without_an_answer_stops_the_shell_that_would_act_on_it(fakes: Fakes, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "collbench", "select", "2", "--format", "env"]
-    variables = {"COLLBENCH_NCCL": str(fakes.nccl), "XDG_STATE_HOME": str(tmp_path)}
-    done = fakes.run(command, tmp_path, variables, gpus=2, memory=_FREE, corrupt_copy="0:7:0>1")
+def test_select_without_an_answer_stops_the_shell_that_would_act_on_it(fakes: Fakes) -> None:
+    settings = {"gpus": 2, "memory": _FREE, "free": _FREE, "corrupt_copy": "0:7:0>1"}
+    done = on_gpus(fakes, ("select", "2", "--format", "env"), **settings)
     assert (done.code, done.stdout) == (4, "false\n")
     assert "GPU0→GPU1 delivers wrong data" in done.stderr
 
@@ -219,15 +211,9 @@ def test_select_without_an_answer_stops_the_shell_that_would_act_on_it(fakes: Fa
     ],
 )
 def test_planted_causes_are_named(
-    fakes: Fakes,
-    tmp_path: Path,
-    case: str,
-    settings: dict[str, Any],
-    variables: dict[str, str],
-    status: int,
-    expected: dict[str, str],
+    fakes: Fakes, case: str, settings: dict[str, Any], variables: dict[str, str], status: int, expected: dict[str, str]
 ) -> None:
-    done, answer = _mapped(fakes, tmp_path, variables=variables, **({"free": _FREE_FOR_NCCL} | settings))
+    done, answer = _mapped(fakes, variables=variables, **({"free": _FREE_FOR_NCCL} | settings))
 
     # The fakes' machine is a virtual one; and this one has bridges, perhaps unreadable, and perhaps a small /dev/shm.
     of_this_machine = ("virtual machine", "ACS", "IOMMU", "shared memory")

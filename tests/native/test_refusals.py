@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.native.fakes import Fakes
@@ -54,9 +52,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("call", REFUSED)
-def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, tmp_path: Path, call: str) -> None:
+def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, call: str) -> None:
     texts = [f"failure({call}, {plan})['text']" for _, plan, _ in REFUSED[call]]
-    done = fakes.script(f"report(texts=[{', '.join(texts)}])", tmp_path)
+    done = fakes.script(f"report(texts=[{', '.join(texts)}])")
 
     for (title, _, refusal), text in zip(REFUSED[call], done.reported["texts"], strict=True):
         assert refusal in text, title

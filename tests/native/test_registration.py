@@ -26,7 +26,7 @@ def _registered(done: Outcome, kind: str) -> dict[str, list[str]]:
 @_KINDS
 @pytest.mark.parametrize("launches", ["launch_iterations=3", "single_launches=3"])
 def test_send_and_target_are_registered_once_with_each_communicator_that_is_used(
-    fakes: Fakes, tmp_path: Path, kind: str, launches: str
+    fakes: Fakes, kind: str, launches: str
 ) -> None:
     script = f"""
         held = session(open_gpus())
@@ -34,7 +34,7 @@ def test_send_and_target_are_registered_once_with_each_communicator_that_is_used
             collective(held, [[0, 1], [2, 3]], operation, registration="{kind}", {launches}, launch_warmup=1)
         held.close()
     """
-    done = fakes.script(script, tmp_path)
+    done = fakes.script(script)
     memory_by_communicator = _registered(done, kind)
 
     # A rank has a communicator for graphs and one for launches: each has the same two buffers, in the same order.
@@ -49,14 +49,14 @@ def test_send_and_target_are_registered_once_with_each_communicator_that_is_used
     assert done.leaks() == []
 
 
-def test_ordinary_collectives_register_nothing(fakes: Fakes, tmp_path: Path) -> None:
-    done = fakes.script("collective(session(open_gpus()), [[0, 1]], launch_iterations=1)", tmp_path)
+def test_ordinary_collectives_register_nothing(fakes: Fakes) -> None:
+    done = fakes.script("collective(session(open_gpus()), [[0, 1]], launch_iterations=1)")
 
     assert not [line for line in done.log if "egister" in line or "ncclMem" in line]
 
 
 @pytest.mark.parametrize("blocking", ["1", "0"])
-def test_the_three_registrations_share_one_communicator(fakes: Fakes, tmp_path: Path, blocking: str) -> None:
+def test_the_three_registrations_share_one_communicator(fakes: Fakes, blocking: str) -> None:
     script = """
         held = session(open_gpus(2))
         for kind in ("none", "buffer", "window", "none", "window", "buffer"):
@@ -66,7 +66,7 @@ def test_the_three_registrations_share_one_communicator(fakes: Fakes, tmp_path: 
                     assert covered[0].moved > 0
         held.close()
     """
-    done = fakes.script(script, tmp_path, {"NCCL_COMM_BLOCKING": blocking})
+    done = fakes.script(script, {"NCCL_COMM_BLOCKING": blocking})
 
     assert len(done.lines("+ncclmemory")) == 2 * 2 * 2
     assert len(_registered(done, "buffer")) == len(_registered(done, "window")) == 2
@@ -75,16 +75,14 @@ def test_the_three_registrations_share_one_communicator(fakes: Fakes, tmp_path: 
 
 
 @_KINDS
-def test_registered_data_is_checked_in_registered_memory(fakes: Fakes, tmp_path: Path, kind: str) -> None:
+def test_registered_data_is_checked_in_registered_memory(fakes: Fakes, kind: str) -> None:
     script = f'report(**failure(collective, session(open_gpus(2)), [[0, 1]], registration="{kind}"))'
-    reported = fakes.script(script, tmp_path, corrupt_collective="5:9:1").reported
+    reported = fakes.script(script, corrupt_collective="5:9:1").reported
 
     assert (reported["kind"], reported["rank"], reported["offset"]) == ("DataError", 1, 36)
 
 
-def test_ranks_in_separate_processes_register_in_the_same_order_whatever_ran_before(
-    fakes: Fakes, tmp_path: Path
-) -> None:
+def test_ranks_in_separate_processes_register_in_the_same_order_whatever_ran_before(fakes: Fakes) -> None:
     script = """
 def body(rank, held):
     for groups in ([[0, 1]], [[0, 1], [2, 3]], [[1, 2]], [[0, 3], [1, 2]], [[0, 1, 2, 3]]):
@@ -94,14 +92,14 @@ def body(rank, held):
     return "done"
 ranks(4, body)
 """
-    done = fakes.script(_RANKS + script, tmp_path, apart=1)
+    done = fakes.script(_RANKS + script, apart=1)
 
     assert done.reported["results"] == ["done"] * 4
     assert "window collective" in done.log
     assert "offsets differ" not in done.log
 
 
-def test_the_fake_detects_offsets_that_differ(fakes: Fakes, tmp_path: Path) -> None:
+def test_the_fake_detects_offsets_that_differ(fakes: Fakes) -> None:
     script = """
 def body(rank, held):
     if rank == 0:
@@ -114,7 +112,7 @@ def body(rank, held):
         "    if rank", "    other = session(every[rank])\n    if rank"
     )
     ranks = _RANKS.replace("    def run(rank):", "    global every\n    every = gpus\n    def run(rank):")
-    done = fakes.script(ranks + script + "ranks(2, body)\n", tmp_path)
+    done = fakes.script(ranks + script + "ranks(2, body)\n")
 
     assert "offsets differ" in done.log
 
@@ -130,7 +128,7 @@ def test_an_nccl_that_is_too_old_is_named_with_what_it_lacks(
         report(**failure(collective, held, [[0, 1]], registration="{kind}"))
     """
     extra = {"NCCL": str(tmp_path / "libnccl.so.2"), "LD_LIBRARY_PATH": str(tmp_path)}
-    reported = fakes.script(script, tmp_path, extra).reported
+    reported = fakes.script(script, extra).reported
 
     assert reported["kind"] == "LibraryError"
     assert f"is too old: it has no function {missing}" in reported["text"]
@@ -157,48 +155,42 @@ def test_an_nccl_that_is_too_old_is_named_with_what_it_lacks(
     ],
 )
 def test_an_nccl_that_registers_nothing_is_an_error(
-    fakes: Fakes,
-    tmp_path: Path,
-    title: str,
-    kind: str,
-    variables: dict[str, str],
-    settings: dict[str, int],
-    reason: str,
+    fakes: Fakes, title: str, kind: str, variables: dict[str, str], settings: dict[str, int], reason: str
 ) -> None:
     script = f'report(**failure(collective, session(open_gpus(2)), [[0, 1]], registration="{kind}"))'
-    reported = fakes.script(script, tmp_path, variables, **settings).reported
+    reported = fakes.script(script, variables, **settings).reported
 
     assert reported["kind"] == "NcclError", title
     assert reason in reported["text"], title
     assert "GIN" not in reported["text"], title  # one process has one host
 
 
-def test_a_window_that_nccl_cannot_make_across_processes_may_lack_gin(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_window_that_nccl_cannot_make_across_processes_may_lack_gin(fakes: Fakes) -> None:
     script = """
 def body(rank, held):
     return failure(collective, held, [[0, 1]], registration="window")["text"]
 ranks(2, body)
 """
-    texts = fakes.script(_RANKS + script, tmp_path, apart=1, symmetric=0, nccl=22902).reported["results"]
+    texts = fakes.script(_RANKS + script, apart=1, symmetric=0, nccl=22902).reported["results"]
 
     assert len(texts) == 2
     assert all("hosts are connected without GIN" in text for text in texts)
 
 
-def test_before_2_29_a_window_that_nccl_cannot_make_is_a_registered_buffer(fakes: Fakes, tmp_path: Path) -> None:
+def test_before_2_29_a_window_that_nccl_cannot_make_is_a_registered_buffer(fakes: Fakes) -> None:
     script = """
         held = session(open_gpus(2))
         collective(held, [[0, 1]], registration="window")
         held.close()
     """
-    done = fakes.script(script, tmp_path, symmetric=0)
+    done = fakes.script(script, symmetric=0)
 
     assert "registered collective" in done.log
     assert "window collective" not in done.log
 
 
 @pytest.mark.parametrize("call", ["ncclMemAlloc:2:3", "ncclCommRegister:2:2", "ncclCommWindowRegister:2:2"])
-def test_a_call_that_fails_costs_the_communicators_and_leaks_nothing(fakes: Fakes, tmp_path: Path, call: str) -> None:
+def test_a_call_that_fails_costs_the_communicators_and_leaks_nothing(fakes: Fakes, call: str) -> None:
     kind = "window" if "Window" in call else "buffer"
     script = f"""
         gpus = open_gpus(2)
@@ -208,7 +200,7 @@ def test_a_call_that_fails_costs_the_communicators_and_leaks_nothing(fakes: Fake
         report(**failed)
         del held, gpus; gc.collect()
     """
-    done = fakes.script(script, tmp_path, {"NCCL_COMM_BLOCKING": "0"}, fail=call)
+    done = fakes.script(script, {"NCCL_COMM_BLOCKING": "0"}, fail=call)
 
     assert done.reported["kind"] == "NcclError"
     assert done.reported["position"] in (0, 1)

@@ -20,7 +20,7 @@ def _collbench(
 ) -> tuple[Outcome, dict[str, Any]]:
     command = [sys.executable, *program, *arguments, "--backend", "cuda", "--output", "run.json"]
     environment = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}
-    done = fakes.run(command, tmp_path, environment, gpus=2, memory=4096 * _MIB, free=1290 * _MIB, **settings)
+    done = fakes.run(command, environment, gpus=2, memory=4096 * _MIB, free=1290 * _MIB, **settings)
     file = tmp_path / "run.json"
     return done, json.loads(file.read_text()) if file.exists() else {}
 
@@ -95,5 +95,5 @@ def test_small_allreduces_leave_out_the_kinds_that_nccl_lacks(
     assert all(f"skipped   {reason}" in line for reason, line in zip(left_out, lines, strict=True))
     # What the file holds of them is enough to print the page again.
     environment = {"NO_COLOR": "1"}
-    shown = fakes.run([sys.executable, "-m", "collbench", "show", "run.json"], tmp_path, environment)
+    shown = fakes.run([sys.executable, "-m", "collbench", "show", "run.json"], environment)
     assert shown.stdout.strip() == done.stdout.partition("\nsaved")[0].strip()

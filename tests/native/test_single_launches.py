@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,11 @@ _LAUNCHES_SCRIPT = """
 
 
 def _launches(
-    fakes: Fakes, tmp_path: Path, groups: str, arguments: str, **settings: object
+    fakes: Fakes, groups: str, arguments: str, **settings: object
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     call = f"launches(session(open_gpus(buffer=1 << 20)), {groups}, {_MEGABYTE}, {arguments})"
     script = f"{_LAUNCHES_SCRIPT}\n    report(found={call})"
-    done = fakes.script(script, tmp_path, **settings)
+    done = fakes.script(script, **settings)
     return done.reported["found"], done.log
 
 
@@ -40,8 +39,8 @@ def _array(ranks: list[dict[str, Any]], name: str) -> np.ndarray:
     return relative
 
 
-def test_each_launch_of_each_rank_is_timed_between_two_stamps(fakes: Fakes, tmp_path: Path) -> None:
-    ranks, _ = _launches(fakes, tmp_path, _PAIRS, "single_launches=23", rate="100,2-3=50", stamp="1e-6,1=2e-6")
+def test_each_launch_of_each_rank_is_timed_between_two_stamps(fakes: Fakes) -> None:
+    ranks, _ = _launches(fakes, _PAIRS, "single_launches=23", rate="100,2-3=50", stamp="1e-6,1=2e-6")
 
     assert [(launches["group"], launches["rank"]) for launches in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert all(len(launches["arrived"]) == len(launches["left"]) == 23 for launches in ranks)
@@ -52,8 +51,8 @@ def test_each_launch_of_each_rank_is_timed_between_two_stamps(fakes: Fakes, tmp_
     assert durations == pytest.approx(np.full((2, 23), 26_000), abs=50)
 
 
-def test_bursts_are_shallow_and_begin_together(fakes: Fakes, tmp_path: Path) -> None:
-    _, log = _launches(fakes, tmp_path, _ALL, "single_launches=23, launch_warmup=2, verify=False, batches=1")
+def test_bursts_are_shallow_and_begin_together(fakes: Fakes) -> None:
+    _, log = _launches(fakes, _ALL, "single_launches=23, launch_warmup=2, verify=False, batches=1")
     behind = [int(line.rsplit(" ", 1)[1]) for line in log if line.startswith("unblock")]
 
     # The batch's graph; five chains of stamps; then ten launches twice, and three, each with a collective before.
@@ -69,11 +68,9 @@ def test_bursts_are_shallow_and_begin_together(fakes: Fakes, tmp_path: Path) -> 
         ("a clock that runs fast by 200 ppm", {"clock_drift": "0,3=2e-4", "clock_ahead": "0,3=86400"}),
     ],
 )
-def test_a_rank_that_is_held_back_comes_late_by_as_much(
-    fakes: Fakes, tmp_path: Path, title: str, settings: dict[str, object]
-) -> None:
+def test_a_rank_that_is_held_back_comes_late_by_as_much(fakes: Fakes, title: str, settings: dict[str, object]) -> None:
     arguments = "single_launches=40, hold_rank=2, hold_nanoseconds=50_000"
-    ranks, _ = _launches(fakes, tmp_path, _ALL, arguments, **settings)
+    ranks, _ = _launches(fakes, _ALL, arguments, **settings)
     arrived, left = _array(ranks, "arrived"), _array(ranks, "left")
     late = arrived - np.median(arrived, axis=0)
 
@@ -81,7 +78,7 @@ def test_a_rank_that_is_held_back_comes_late_by_as_much(
     assert np.median(left.max(axis=0) - arrived.max(axis=0)) == pytest.approx(21_000, abs=5_000), title
 
 
-def test_single_launches_run_on_the_communicators_that_no_graph_holds(fakes: Fakes, tmp_path: Path) -> None:
+def test_single_launches_run_on_the_communicators_that_no_graph_holds(fakes: Fakes) -> None:
     script = f"""{_LAUNCHES_SCRIPT}
     held = session(open_gpus())
     first = launches(held, {_PAIRS}, single_launches=5)
@@ -91,7 +88,7 @@ def test_single_launches_run_on_the_communicators_that_no_graph_holds(fakes: Fak
         [line for line in open(os.environ["FAKE_LOG"]) if line.startswith("split")]
     ), none=len(launches(held, {_PAIRS})))
     """
-    reported = fakes.script(script, tmp_path).reported
+    reported = fakes.script(script).reported
 
     assert reported == {"ranks": 4, "made": reported["made"], "later": reported["made"], "none": 0}
 
@@ -106,13 +103,13 @@ def test_single_launches_run_on_the_communicators_that_no_graph_holds(fakes: Fak
     ],
 )
 def test_a_failure_has_its_own_kind_and_leaves_no_rank_waiting(
-    fakes: Fakes, tmp_path: Path, title: str, settings: dict[str, object], kind: str
+    fakes: Fakes, title: str, settings: dict[str, object], kind: str
 ) -> None:
     script = f"""
         held = session(open_gpus(2, buffer=1 << 20))
         report(**failure(collect, held, [[0, 1]], {_MEGABYTE}, verify=False, single_launches=20, deadline=0.5))
         os._exit(0)
     """
-    done = fakes.script(script, tmp_path, **settings)
+    done = fakes.script(script, **settings)
 
     assert done.reported["kind"] == kind, (title, json.dumps(done.reported))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ def ranks(world, body):
 """
 
 
-def test_every_rank_times_its_own_share_of_every_operation(fakes: Fakes, tmp_path: Path) -> None:
+def test_every_rank_times_its_own_share_of_every_operation(fakes: Fakes) -> None:
     script = """
 def body(rank, held):
     for operation in OPERATIONS:
@@ -38,7 +37,7 @@ def body(rank, held):
     return "done"
 ranks(3, body)
 """
-    done = fakes.script(_RANKS + script, tmp_path)
+    done = fakes.script(_RANKS + script)
 
     assert done.reported["results"] == ["done"] * 3
     assert Counter(done.log)["ncclCommInitRank"] == 3
@@ -46,7 +45,7 @@ ranks(3, body)
     assert Counter(done.log)["split of 3 ranks"] == 2
 
 
-def test_a_rank_works_only_for_its_own_group_and_takes_part_in_every_split(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_rank_works_only_for_its_own_group_and_takes_part_in_every_split(fakes: Fakes) -> None:
     script = """
 def body(rank, held):
     held.prepare([[0, 1], [2, 3], [0, 2], [1, 3], [1, 2]])
@@ -55,7 +54,7 @@ def body(rank, held):
     return [[len(batches) for batches in pairs], len(one[0][0]), one[1][0] > 0]
 ranks(4, body)
 """
-    done = fakes.script(_RANKS + script, tmp_path)
+    done = fakes.script(_RANKS + script)
 
     # Rank 1 and 2 have a time for the third group; the others' is not a number.
     assert done.reported["results"] == [
@@ -67,7 +66,7 @@ ranks(4, body)
     assert Counter(done.log)["split of 4 ranks"] == 3 + 1  # the second one of [1, 2], for its launches
 
 
-def test_all_ranks_make_the_communicators_for_launches_in_one_order(fakes: Fakes, tmp_path: Path) -> None:
+def test_all_ranks_make_the_communicators_for_launches_in_one_order(fakes: Fakes) -> None:
     # A rank that split for another group than the others would join ranks that are not its own, or none.
     script = """
 pairs, middle, everyone = [[0, 1], [2, 3]], [[1, 2]], [[0, 1, 2, 3]]
@@ -80,7 +79,7 @@ def body(rank, held):
     return results
 ranks(4, body)
 """
-    done = fakes.script(_RANKS + script, tmp_path)
+    done = fakes.script(_RANKS + script)
 
     assert done.reported["results"] == [
         [[], [in_middle], [True], [rank < 2, rank >= 2], [in_middle]]
@@ -98,9 +97,9 @@ ranks(4, body)
     }
 
 
-def test_ranks_start_behind_a_tiny_all_reduce(fakes: Fakes, tmp_path: Path) -> None:
+def test_ranks_start_behind_a_tiny_all_reduce(fakes: Fakes) -> None:
     script = "ranks(2, lambda rank, held: collective(held, [[0, 1]], 'broadcast', warmup=1, batches=2)[0])"
-    lines = fakes.script(_RANKS + script, tmp_path).lines("collective ")
+    lines = fakes.script(_RANKS + script).lines("collective ")
 
     # Once to connect, then before each of three batches; not between the four broadcasts of a graph.
     assert lines == (["collective broadcast ranks 2 bytes 1024", "collective allreduce ranks 2 bytes 4"]) + (
@@ -108,7 +107,7 @@ def test_ranks_start_behind_a_tiny_all_reduce(fakes: Fakes, tmp_path: Path) -> N
     )
 
 
-def test_a_rank_reports_how_long_it_waited_before_each_batch(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_rank_reports_how_long_it_waited_before_each_batch(fakes: Fakes) -> None:
     """Only for its own group; in a world of one process no rank waits for another."""
     script = """
 def body(rank, held):
@@ -118,7 +117,7 @@ def body(rank, held):
     return collect(held, [[0, 1], [2, 3]], warmup=1, batches=3).waits
 ranks(4, body)
 """
-    reported = fakes.script(_RANKS + script, tmp_path).reported["results"]
+    reported = fakes.script(_RANKS + script).reported["results"]
     for rank, waits in enumerate(reported):
         own_waits, other_waits = waits[rank // 2], waits[1 - rank // 2]
         assert other_waits == []
@@ -129,23 +128,21 @@ gpus = native.Gpus([0, 1], PTX)
 gpus.allocate(65536)
 report(waits=collect(native.Collectives(gpus, native.Nccl(os.environ["NCCL"])), [[0, 1]], batches=2).waits)
 """
-    assert fakes.script(one_process_script, tmp_path).reported["waits"] == []
+    assert fakes.script(one_process_script).reported["waits"] == []
 
 
-def test_a_wrong_element_is_reported_by_the_rank_that_holds_it(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_wrong_element_is_reported_by_the_rank_that_holds_it(fakes: Fakes) -> None:
     script = "ranks(2, lambda rank, held: failure(collective, held, [[1, 0]]))"
     # After the two that connect, two that wake and the barrier's: the graph's first, on rank 1 of the group, which is
     # the world's 0.
-    reported = fakes.script(_RANKS + script, tmp_path, corrupt_collective="6:9:1").reported["results"]
+    reported = fakes.script(_RANKS + script, corrupt_collective="6:9:1").reported["results"]
 
     assert [result["kind"] for result in reported] == ["DataError", "none"]
     assert (reported[0]["group"], reported[0]["rank"], reported[0]["offset"]) == (0, 1, 36)
 
 
 @pytest.mark.parametrize("registration", ["none", "buffer", "window"])
-def test_small_allreduces_of_ranks_are_verified_on_each_kind_of_memory(
-    fakes: Fakes, tmp_path: Path, registration: str
-) -> None:
+def test_small_allreduces_of_ranks_are_verified_on_each_kind_of_memory(fakes: Fakes, registration: str) -> None:
     """As of `latency --collectives` under torchrun: bfloat16, in graphs, then launched one by one."""
     script = f"""
 def body(rank, held):
@@ -155,21 +152,19 @@ def body(rank, held):
     return [[*coverage(graphs), *coverage(singles)], [[one.rank, len(one.left)] for one in singles.singles]]
 ranks(2, body)
 """
-    results = fakes.script(_RANKS + script, tmp_path).reported["results"]
+    results = fakes.script(_RANKS + script).reported["results"]
     sent = 128 * 4  # bytes of a batch's messages, which are all compared
     assert results == [[[[3 * sent, 3 * sent], [sent, sent]], [[rank, 23]]] for rank in range(2)]
 
 
 @pytest.mark.parametrize("registration", ["none", "buffer", "window"])
-def test_a_wrong_small_allreduce_of_ranks_is_found_on_each_kind_of_memory(
-    fakes: Fakes, tmp_path: Path, registration: str
-) -> None:
+def test_a_wrong_small_allreduce_of_ranks_is_found_on_each_kind_of_memory(fakes: Fakes, registration: str) -> None:
     script = f"""
 how = dict(dtype=9, registration="{registration}", count=64)
 ranks(2, lambda rank, held: failure(collect, held, [[0, 1]], **how))
 """
     # After what connects and wakes the ranks, and the barrier: the first of the graph, on the world's rank 1.
-    done = fakes.script(_RANKS + script, tmp_path, corrupt_collective="6:9:1")
+    done = fakes.script(_RANKS + script, corrupt_collective="6:9:1")
     assert [result["kind"] for result in done.reported["results"]] == ["none", "DataError"]
 
 
@@ -182,12 +177,12 @@ ranks(2, lambda rank, held: failure(collect, held, [[0, 1]], **how))
         ("two GPUs", "two, nccl, 0, 2, nccl.unique_id()", "a rank of a world of processes has one GPU, not 2"),
     ],
 )
-def test_invalid_worlds_are_refused(fakes: Fakes, tmp_path: Path, title: str, arguments: str, text: str) -> None:
+def test_invalid_worlds_are_refused(fakes: Fakes, title: str, arguments: str, text: str) -> None:
     script = f"""
         one, two, nccl = open_gpus(1), open_gpus(2), native.Nccl(os.environ["NCCL"])
         report(**failure(native.Collectives, {arguments}))
     """
-    reported = fakes.script(script, tmp_path).reported
+    reported = fakes.script(script).reported
 
     assert text in reported["text"], title
 
@@ -226,19 +221,17 @@ report(answers=sorted(answers))
 """
 
 
-def test_a_rank_may_wait_for_another_that_is_blocked_for_long(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_rank_may_wait_for_another_that_is_blocked_for_long(fakes: Fakes) -> None:
     """Otherwise this suite would fail by chance, when a rank's thread is descheduled before it unblocks its stream."""
-    assert fakes.script("queried_gpu = 1" + _QUERY_SCRIPT, tmp_path).reported["answers"] == [
-        600
-    ]  # CUDA_ERROR_NOT_READY
+    assert fakes.script("queried_gpu = 1" + _QUERY_SCRIPT).reported["answers"] == [600]  # CUDA_ERROR_NOT_READY
 
 
-def test_a_host_that_waits_behind_its_own_blocking_kernel_is_a_deadlock(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_host_that_waits_behind_its_own_blocking_kernel_is_a_deadlock(fakes: Fakes) -> None:
     with pytest.raises(AssertionError, match="GPU 0 is waited for behind a blocking kernel"):
-        fakes.script("queried_gpu = 0" + _QUERY_SCRIPT, tmp_path)
+        fakes.script("queried_gpu = 0" + _QUERY_SCRIPT)
 
 
-def test_plain_batches_launch_every_call_and_capture_none(fakes: Fakes, tmp_path: Path) -> None:
+def test_plain_batches_launch_every_call_and_capture_none(fakes: Fakes) -> None:
     """As between hosts. Calls beyond ten are queued while the first ones run, and all are verified."""
     script = """
 def body(rank, held):
@@ -247,7 +240,7 @@ def body(rank, held):
     return [[len(found[0]), min(found[0]) > 0] for found in rounds]
 ranks(2, body)
 """
-    done = fakes.script(_RANKS + script, tmp_path)
+    done = fakes.script(_RANKS + script)
     assert done.reported["results"] == [[[2, True]] * 2] * 2
     counts = Counter(done.log)
     assert counts["collective allreduce ranks 2 bytes 1024"] == 1 + 2 * 3 * 13  # one connects
@@ -256,27 +249,27 @@ ranks(2, body)
     assert done.lines("plain allreduce ") == []
 
 
-def test_groups_between_hosts_and_within_one_are_timed_in_one_round(fakes: Fakes, tmp_path: Path) -> None:
+def test_groups_between_hosts_and_within_one_are_timed_in_one_round(fakes: Fakes) -> None:
     script = """
 def body(rank, held):
     return [len(found) for found in collective(held, [[0, 1], [2, 3]], plain=[True, False], batches=2)[0]]
 ranks(4, body)
 """
-    done = fakes.script(_RANKS + script, tmp_path)
+    done = fakes.script(_RANKS + script)
     assert done.reported["results"] == [[2, 0], [2, 0], [0, 2], [0, 2]]
     assert Counter(done.log)["cuStreamBeginCapture_v2"] == 2
 
 
 @pytest.mark.parametrize("call", [5, 12])
-def test_a_wrong_element_of_any_plain_launch_is_found(call: int, fakes: Fakes, tmp_path: Path) -> None:
+def test_a_wrong_element_of_any_plain_launch_is_found(call: int, fakes: Fakes) -> None:
     script = "ranks(2, lambda rank, held: failure(collective, held, [[1, 0]], plain=[True], iterations=13))"
     # After the two that connect, two that wake and the barrier's, as of a captured batch.
-    reported = fakes.script(_RANKS + script, tmp_path, corrupt_collective=f"{5 + call}:9:1").reported["results"]
+    reported = fakes.script(_RANKS + script, corrupt_collective=f"{5 + call}:9:1").reported["results"]
     assert [result["kind"] for result in reported] == ["DataError", "none"]
     assert (reported[0]["group"], reported[0]["rank"], reported[0]["offset"]) == (0, 1, 36)
 
 
-def test_ranks_agree_on_their_data_also_after_rounds_without_them(fakes: Fakes, tmp_path: Path) -> None:
+def test_ranks_agree_on_their_data_also_after_rounds_without_them(fakes: Fakes) -> None:
     script = """
 def body(rank, held):
     held.prepare([[0, 1], [1, 2], [2, 0]])
@@ -286,11 +279,11 @@ def body(rank, held):
     return "done"
 ranks(3, body)
 """
-    assert fakes.script(_RANKS + script, tmp_path).reported["results"] == ["done"] * 3
+    assert fakes.script(_RANKS + script).reported["results"] == ["done"] * 3
 
 
 @pytest.mark.parametrize("how", ["", "plain=[True]", "in_place=True"])
-def test_earlier_results_are_found_by_every_rank(fakes: Fakes, tmp_path: Path, how: str) -> None:
+def test_earlier_results_are_found_by_every_rank(fakes: Fakes, how: str) -> None:
     script = f"ranks(2, lambda rank, held: failure(collect, held, [[0, 1]], {how}))"
-    reported = fakes.script(_RANKS + script, tmp_path, stale="first").reported["results"]
+    reported = fakes.script(_RANKS + script, stale="first").reported["results"]
     assert [result["kind"] for result in reported] == ["DataError"] * 2
