@@ -27,7 +27,8 @@ from judging.clusters import NOISES, Leaves, Pair, cluster
 from rows import save_rows
 
 from collbench.cluster.measure import round_seconds, start_seconds, survey_nodes
-from collbench.cluster.nodes import State, Switches
+from collbench.cluster.nodes import State
+from collbench.cluster.switches import Switches
 
 NODES = (8, 16, 24, 32, 48, 64)
 KINDS = (("normal", 0.003), ("normal", 0.01), ("normal", 0.03), ("uneven", 0.015), ("ceiling", 0.02), ("levels", 0.01))

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 
 from collbench.cluster.fit import Observation
-from collbench.cluster.nodes import Judgement, Switches, judge
+from collbench.cluster.nodes import Judgement, judge
+from collbench.cluster.switches import Switches
 
 Rate = Callable[[int, int], float]
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from collbench.cluster.nodes import NodeEffect, Switches, choose_nodes, judge
+from collbench.cluster.nodes import NodeEffect, choose_nodes, judge
 from collbench.cluster.page import described
+from collbench.cluster.switches import Switches
 from collbench.model.errors import UsageError
 from tests.cluster.made import Rate, judged, leaves, seen, slow
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from collbench.cluster.fit import Observation, RoundKind, fit
-from collbench.cluster.nodes import UNKNOWN, State, Switches, judge
+from collbench.cluster.nodes import UNKNOWN, State, judge
+from collbench.cluster.switches import Switches
 from tests.cluster.made import Rate, judged, leaves, names_of, seen, slow
 
 

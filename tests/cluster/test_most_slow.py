@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.cluster.fit import Observation
-from collbench.cluster.nodes import UNKNOWN, State, Switches, choose_nodes, judge
+from collbench.cluster.nodes import UNKNOWN, State, choose_nodes, judge
+from collbench.cluster.switches import Switches
 from tests.cluster.made import judged, leaves, names_of, seen, slow
 
 

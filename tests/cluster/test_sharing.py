@@ -11,7 +11,8 @@ import pytest
 
 from collbench.cluster.fit import RoundKind
 from collbench.cluster.measure import Round, Surveyed, survey_nodes
-from collbench.cluster.nodes import State, Switches, judge
+from collbench.cluster.nodes import State, judge
+from collbench.cluster.switches import Switches
 
 Pair = tuple[int, int]
 

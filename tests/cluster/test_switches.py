@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.cluster.switches import NodeSwitches, levels, parse_switches, read_switches
+from collbench.cluster.switches import NodeSwitches, Switches, levels, parse_switches, read_switches
 from collbench.model.errors import UsageError
 
 # As slurm.schedmd.com/topology.html shows a tree of three levels.
@@ -63,8 +63,8 @@ def test_the_same_tree_in_three_ways(text: str) -> None:
     assert switches.of("tux7") == ("s1", "s3", "s5")
     assert switches.of("tux12") == ("s2", "s4", "s5")
     assert levels(switches, [f"tux{n}" for n in (0, 6, 7, 12)]) == (
-        {"s0": (0,), "s1": (1, 2), "s2": (3,)},
-        {"s3": (0, 1, 2), "s4": (3,)},
+        Switches(("s0", "s1", "s2"), ((0,), (1, 2), (3,))),
+        Switches(("s3", "s4"), ((0, 1, 2), (3,))),
     )
 
 
@@ -87,8 +87,8 @@ def test_aggregated_blocks_are_above_theirs() -> None:
 def test_a_level_that_separates_nothing_is_left_out() -> None:
     switches = parse_switches(TABLE, "there")
     assert levels(switches, ["tux0", "tux1"]) == ()  # all under one leaf
-    assert levels(switches, ["tux0", "tux6"]) == ({"s0": (0,), "s1": (1,)},)  # one pod
-    assert levels(switches, ["tux0", "tux12"]) == ({"s0": (0,), "s2": (1,)},)  # pods part them as leaves do
+    assert levels(switches, ["tux0", "tux6"]) == (Switches(("s0", "s1"), ((0,), (1,))),)  # one pod
+    assert levels(switches, ["tux0", "tux12"]) == (Switches(("s0", "s2"), ((0,), (1,))),)  # pods part them as leaves do
 
 
 def test_hosts_and_slurm_may_differ_by_a_domain_or_capitals() -> None:
@@ -159,7 +159,7 @@ def test_random_trees_come_back(seed: int) -> None:
     parsed = parse_switches("\n".join(lines), "there")
     assert parsed.switches_of == {node: chain(leaf) for node, leaf in leaf_of.items()}
     for level in levels(parsed, list(leaf_of)):
-        assert sorted(n for members in level.values() for n in members) == list(range(len(leaf_of)))
+        assert sorted(n for members in level.members for n in members) == list(range(len(leaf_of)))
 
 
 def test_slurm_itself_is_queried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

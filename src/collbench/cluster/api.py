@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from collbench import untrusted
 from collbench.api import SILENT, Notices
 from collbench.api.measuring import explained, request_of
-from collbench.cluster.switches import read_switches
+from collbench.cluster.switches import levels, read_switches
 from collbench.judge.outcome import outcome
 from collbench.machine.launchers import JOIN_VARIABLE, LaunchEnvironment, find_launch, join_seconds
 from collbench.measurement.backends.protocol import Opened
@@ -36,9 +36,10 @@ from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
     from collbench.cluster.measure import NodePairs, Surveyed
-    from collbench.cluster.nodes import Judgement, NodeChoice, Switches
+    from collbench.cluster.nodes import Judgement, NodeChoice
     from collbench.cluster.page import Origin, Truth
     from collbench.cluster.simulated import Cluster
+    from collbench.cluster.switches import Switches
     from collbench.ranks.factory import World
 
 DEFAULT_SIZE, DEFAULT_BUDGET = "512M", 75.0
@@ -252,16 +253,13 @@ def _measured(
     nodes_request: NodesRequest, opened: Opened, world: World, run: Run, writer: RunWriter, notices: Notices
 ) -> tuple[NodePairs, Surveyed, tuple[Switches, ...]]:
     """Measure into the run. Raises UsageError, BackendError, DataCorruption."""
-    from collbench.cluster.measure import NodePairs, reported_switches, survey_nodes
+    from collbench.cluster.measure import NodePairs, survey_nodes
 
     begin = time.monotonic()
     pairs = NodePairs(opened.backend, run, nodes_request.size_bytes, world.lost, writer.keep)
     nodes_request.check(len(pairs.names), f" ({', '.join(pairs.names)})")
-    switch_levels = (
-        reported_switches(read_switches(nodes_request.switches), pairs.names)
-        if nodes_request.switches is not None
-        else ()
-    )
+    source = nodes_request.switches
+    switch_levels = () if source is None else levels(read_switches(source), pairs.names)
     try:
         with notices.progress("measuring nodes") as progress:
 

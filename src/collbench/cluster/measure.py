@@ -12,9 +12,9 @@ from itertools import cycle
 import numpy as np
 
 from collbench.cluster.fit import Observation, RoundKind, Sharing
-from collbench.cluster.nodes import Judgement, Switches, judge
+from collbench.cluster.nodes import Judgement, judge
 from collbench.cluster.simulated import Cluster, measured
-from collbench.cluster.switches import NodeSwitches, levels
+from collbench.cluster.switches import Switches
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
 from collbench.measurement.plan import Members, Pair, pair_rounds, relabelled
 from collbench.model.errors import BackendError, Failure, StepFailed, UsageError
@@ -460,11 +460,6 @@ def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, see
         one_way=one_way,
     )
     return Surveyed(done.rounds, done.seen, done.judgement, start + len(done.rounds) * each)
-
-
-def reported_switches(reported: NodeSwitches, names: Sequence[str]) -> tuple[Switches, ...]:
-    """Return the reported levels of switches above these nodes, leaves first. Raises UsageError."""
-    return tuple(Switches(tuple(level), tuple(level.values())) for level in levels(reported, names))
 
 
 def switches(cluster: Cluster) -> tuple[Switches, ...]:

@@ -15,7 +15,6 @@ import numpy as np
 from collbench.cluster.fit import (
     ALIKE,
     Fit,
-    Level,
     Members,
     Observation,
     Pair,
@@ -29,6 +28,7 @@ from collbench.cluster.fit import (
     full_rate,
     measured_nodes,
 )
+from collbench.cluster.switches import Switches
 from collbench.judge.stats import simultaneous_quantile
 from collbench.judge.tails import lateness
 from collbench.machine.labels import chained
@@ -111,14 +111,6 @@ class Uplink:
     name: str
     members: Members
     effect: Effect
-
-
-@dataclass(frozen=True, slots=True)
-class Switches:
-    """One level of switches as reported: every node is under one of them."""
-
-    names: tuple[str, ...]
-    members: Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,14 @@ _NAMES = ("switchname", "blockname", "aggregatedblock")
 
 
 @dataclass(frozen=True, slots=True)
+class Switches:
+    """One level of switches as reported: every node is under one of them."""
+
+    names: tuple[str, ...]
+    members: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSwitches:
     """Each node's switches, its leaf first, by the node's name in lower case. `source` says where they are from."""
 
@@ -166,8 +174,8 @@ def _slurm_nodes(lines: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]
     return {node: chain + chain[-1:] * (deepest - len(chain)) for node, chain in switches_of.items()}
 
 
-def levels(reported: NodeSwitches, names: Sequence[str]) -> tuple[dict[str, tuple[int, ...]], ...]:
-    """Return, for each level of switches, leaves first, the positions in `names` of the nodes under each switch.
+def levels(reported: NodeSwitches, names: Sequence[str]) -> tuple[Switches, ...]:
+    """Return the levels of switches, leaves first; their members are positions in `names`.
 
     Levels at which all of these nodes are under one switch are left out, and one that parts them as the level below.
     Raises UsageError for a node that was not reported.
@@ -176,10 +184,11 @@ def levels(reported: NodeSwitches, names: Sequence[str]) -> tuple[dict[str, tupl
     missing = [name for name, switches in zip(names, chains, strict=True) if switches is None]
     if missing:
         raise UsageError(f"{reported.source} does not say which switch {missing[0]} is under: add it")
-    all_levels: list[dict[str, tuple[int, ...]]] = []
+    all_levels: list[Switches] = []
     for level in zip(*(switches for switches in chains if switches), strict=True):
         # A switch has one name, wherever it stands: a chain that ended lower keeps its own.
         groups = {switch: tuple(n for n, at in enumerate(level) if at == switch) for switch in dict.fromkeys(level)}
-        if len(groups) > 1 and (not all_levels or list(all_levels[-1].values()) != list(groups.values())):
-            all_levels.append(groups)
+        members = tuple(groups.values())
+        if len(groups) > 1 and (not all_levels or all_levels[-1].members != members):
+            all_levels.append(Switches(tuple(groups), members))
     return tuple(all_levels)

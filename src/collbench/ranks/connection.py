@@ -240,11 +240,11 @@ class HasFile(Protocol):
 _Ready = TypeVar("_Ready", bound=HasFile)
 
 
-def ready(files: Iterable[_Ready], seconds: float | None = None, event: int = selectors.EVENT_READ) -> list[_Ready]:
-    """Return the files that can be read, or written, waiting `seconds` for the first; None: forever."""
+def ready(files: Iterable[_Ready], seconds: float | None = None) -> list[_Ready]:
+    """Return the files that can be read, waiting `seconds` for the first; None: forever."""
     with selectors.PollSelector() as selector:
         for file in files:
-            selector.register(file, event, file)
+            selector.register(file, selectors.EVENT_READ, file)
         return [key.data for key, _ in selector.select(seconds)]
 
 
@@ -253,7 +253,7 @@ class Connection(Generic[_Sent, _Received]):
 
     def __init__(self, peer: socket.socket, decode: Callable[[bytes], _Received]) -> None:
         """Take over the socket."""
-        peer.setblocking(False)
+        peer.settimeout(_SEND_S)
         self._socket, self._decode = peer, decode
         self._frame = bytearray()  # what has arrived of it, its length included
 
@@ -267,16 +267,11 @@ class Connection(Generic[_Sent, _Received]):
 
     def send_frame(self, frame: bytes) -> None:
         """Send what `framed` returned. Raises OSError; afterwards this connection sends nothing more."""
-        deadline, left = time.monotonic() + _SEND_S, memoryview(frame)
         try:
-            while left:
-                try:
-                    left = left[self._socket.send(left) :]
-                except BlockingIOError:
-                    if not ready([self._socket], max(0.0, deadline - time.monotonic()), selectors.EVENT_WRITE):
-                        raise TimeoutError(f"the receiver accepted no data for {_SEND_S:.0f} s") from None
+            self._socket.sendall(frame)
         except OSError:
-            self._shut_down()  # else the rest of this frame would be read as the start of the next
+            with suppress(OSError):  # the other side was faster
+                self._socket.shutdown(socket.SHUT_RDWR)  # else the rest would be read as the start of the next frame
             raise
 
     def receive(self) -> _Received | None:
@@ -284,10 +279,7 @@ class Connection(Generic[_Sent, _Received]):
 
         Raises EOFError or OSError if the other side has exited, BadMessage.
         """
-        try:
-            part = self._socket.recv(self._missing())  # never a byte of the next frame: `ready` must see that one
-        except BlockingIOError:
-            return None
+        part = self._socket.recv(self._missing())  # never a byte of the next frame: `ready` must see that one
         if not part:
             raise EOFError
         self._frame += part
@@ -317,10 +309,6 @@ class Connection(Generic[_Sent, _Received]):
         if not 0 < length <= MAX_BYTES:
             raise BadMessage(f"it announced a message of {length} bytes: 1 to {MAX_BYTES} are possible")
         return _LENGTH_BYTES + length - here
-
-    def _shut_down(self) -> None:
-        with suppress(OSError):  # the other side was faster
-            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 # Rank 0's end of a connection to a rank, and that rank's end.
