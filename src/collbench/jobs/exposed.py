@@ -5,13 +5,13 @@ Each moment counts once, on the GPU's own clock: the union of its intervals, not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.jobs.job import MICRO, GpuTime, JobRank, Phase, Sample
+from collbench.jobs.job import MICRO, GpuTime, JobRank
 
 Intervals = NDArray[np.float64]  # of beginnings and ends, µs, shape (n, 2)
 _CLASSES = 3  # of intervals: compute, communication, copies
@@ -64,51 +64,6 @@ def pieces(kernels: Intervals) -> Intervals:
     found = np.empty_like(kernels)
     found[order] = np.stack([begins, np.maximum(begins, ends)], axis=1)
     return found
-
-
-def on_gpu(
-    rank: JobRank,
-    timeline: Timeline,
-    offset: float,
-    exposed: Mapping[tuple[float, float], tuple[float, float]],
-    transfers: Mapping[int, NDArray[np.float64]],
-) -> JobRank:
-    """Return a rank with how its GPU's time passed, in all and in each sample.
-
-    The timeline counts from `offset` on the rank's clock. `exposed` are by a kernel's beginning and length how long it
-    was exposed, and from when on no earlier kernel ran, µs. `transfers` are by repetition of the step the µs of each
-    call's transfer, NaN if unknown: a kernel waits first.
-    """
-
-    def waiting(sample: Sample, own: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-        if rank.step is None or sample.repetition not in transfers or not (sample.gpu_starts and sample.gpu):
-            return ()
-        ends = np.array(sample.gpu_starts) + sample.gpu - transfers[sample.repetition] + offset
-        begins = np.array([begin for _, begin in own])
-        ends = np.where(np.isnan(ends), begins, np.maximum(begins, ends))
-        least = np.minimum(timeline.exposed(np.stack([begins, ends], axis=1)), [whole for whole, _ in own])
-        return tuple(round(float(one), 3) for one in least)
-
-    def timed(phase: Phase) -> Phase:
-        begins = {one.repetition: next(filter(None, one.gpu_starts), None) for one in phase.samples}
-        samples = []
-        for sample in phase.samples:
-            start, end = begins[sample.repetition], begins.get(sample.repetition + 1)
-            passed = None
-            if start is not None and end is None and sample.step:
-                end = start + sample.step
-            if start is not None and end is not None and start < end:
-                passed = timeline.between(start + offset, end + offset)
-            kernels = zip(sample.gpu_starts, sample.gpu, strict=False)
-            own = [exposed.get(kernel, (0.0, 0.0)) for kernel in kernels]
-            bare = tuple(round(one, 3) for one, _ in own)
-            samples.append(replace(sample, exposed=bare, exposed_waiting=waiting(sample, own), gpu_time=passed))
-        return replace(phase, samples=tuple(samples))
-
-    whole = timeline.between(*timeline.ends)
-    if rank.step is None:
-        return replace(rank, phases=tuple(map(timed, rank.phases)), gpu_time=whole)
-    return replace(rank, step=timed(rank.step), gpu_time=whole)
 
 
 @dataclass(frozen=True, slots=True)

@@ -526,7 +526,11 @@ def _rows(one: _Unrolled, bounds: Places) -> tuple[list[int], Places]:
 
 
 def _with_steps(job: Job, ranks: Mapping[int, _Unrolled], rows: Mapping[int, Places], steps: Steps) -> Job:
-    numbers = {number: _numbered(ranks[number], own) for number, own in rows.items()}
+    # The number of each step counts those of repetitions that were passed over.
+    numbers: dict[int, Places] = {
+        number: np.arange(len(own)) + np.cumsum(ranks[number].left)[own[:, 0]] // own.shape[1]
+        for number, own in rows.items()
+    }
     timed = {
         number: {
             int(step): at
@@ -548,7 +552,6 @@ def _with_steps(job: Job, ranks: Mapping[int, _Unrolled], rows: Mapping[int, Pla
 
     order = sorted(common, key=weight)
     usual = order[(len(order) - 1) // 2] if order else None
-    kept: Counter[str] = Counter()
     made = []
     for rank in job.ranks:
         if rank.rank not in rows:
@@ -558,12 +561,14 @@ def _with_steps(job: Job, ranks: Mapping[int, _Unrolled], rows: Mapping[int, Pla
         at = {step: timed[rank.rank][step] for step in common}
         step = _phase(one, own, at, 0 if usual is None else at[usual], numbers[rank.rank], sizes[rank.rank])
         made.append(replace(rank, step=step, before_step=_before(rank, one, int(own[0, 0]))))
-        _count(one, own, sizes[rank.rank], kept)
+    # What the steps cover; repetitions that were passed over as those that were not.
+    inside = {number: _calls(ranks[number], own.ravel()) for number, own in rows.items()}
+    sent = sum(int(own.sum()) for own in sizes.values())
     first = min(rows)
     steps = replace(
         steps,
-        calls=kept["calls"] / kept["all calls"],
-        size_bytes=kept["bytes"] / kept["all bytes"] if kept["all bytes"] else 1.0,
+        calls=sum(map(len, inside.values())) / sum(map(len, sizes.values())),
+        size_bytes=sum(int(sizes[number][own].sum()) for number, own in inside.items()) / sent if sent else 1.0,
         occasional=tuple(_occasional(ranks[first], rows[first])),
     )
     return replace(job, steps=steps, ranks=tuple(made))
@@ -575,27 +580,11 @@ def _calls(one: _Unrolled, units: Places) -> Places:
     return np.concatenate([np.arange(one.first[unit], ends[unit]) for unit in units])
 
 
-def _numbered(one: _Unrolled, rows: Places) -> Places:
-    """Return the number of each step, counting those of repetitions that were passed over."""
-    before = np.cumsum(one.left)
-    numbers: Places = np.arange(len(rows)) + before[rows[:, 0]] // rows.shape[1]
-    return numbers
-
-
 def _before(rank: JobRank, one: _Unrolled, unit: int) -> int:
     """Return how many calls a rank sent before a unit, those of repetitions that were passed over included."""
     passed = int(one.left[: unit + 1].sum())
     heads = (at for at, position in enumerate(rank.positions()) if not position.together)
     return next(islice(heads, passed + unit, None), rank.calls) if passed else int(one.first[unit])
-
-
-def _count(one: _Unrolled, rows: Places, sizes: Any, kept: Counter[str]) -> None:
-    """Add what a rank's steps cover, of calls and bytes; repetitions that were passed over as those that were not."""
-    inside = np.concatenate([_calls(one, row) for row in rows])
-    kept["calls"] += len(inside)
-    kept["all calls"] += len(one.calls)
-    kept["bytes"] += int(sizes[inside].sum())
-    kept["all bytes"] += int(sizes.sum())
 
 
 def _occasional(one: _Unrolled, rows: Places) -> Iterator[Occasional]:

@@ -269,20 +269,16 @@ def size(value: Any) -> int:
     return rank(value) or 0
 
 
-def naturals(value: Any) -> list[int]:
-    """Return the numbers of a list, or of its text "[0, 1]"; none of what is cut short or no such list."""
+def ranks(value: Any) -> tuple[int, ...]:
+    """Return ranks of a list, or of its text "[0, 1]"; () of what is cut short or no list of different ranks."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            return []
-    return items(value) if all(map(natural, items(value))) else []
-
-
-def ranks(value: Any) -> tuple[int, ...]:
-    """Return ranks of a list or its text; () of what is no list of different ranks."""
-    numbers = naturals(value)
-    return tuple(numbers) if len(set(numbers)) == len(numbers) and max(numbers, default=0) < MOST_RANKS else ()
+            return ()
+    numbers = tuple(items(value))
+    known = all(rank(number) is not None for number in numbers)
+    return numbers if known and len(set(numbers)) == len(numbers) else ()
 
 
 def elements(value: Any) -> int:

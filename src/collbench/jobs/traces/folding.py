@@ -13,8 +13,7 @@ import numpy as np
 
 from collbench.jobs import steps
 from collbench.jobs.calls import transfers
-from collbench.jobs.exposed import on_gpu
-from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Library, Source, Unknown
+from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Library, Phase, Sample, Source, Unknown
 from collbench.jobs.repeats import Folded, Times
 from collbench.jobs.traces.trace import Trace, TracedCall
 from collbench.model.errors import UsageError
@@ -113,18 +112,52 @@ def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) 
     return JobRank(number, folded.phases(times), trace.host, None, Ending.COMPLETE, trace.lost, folded.order)
 
 
-def _on_gpu(rank: JobRank, trace: Trace, began: float, moving: Mapping[tuple[int, int], Any]) -> JobRank:
-    """Return a rank with how its GPU's time passed, where the trace has all that ran there."""
-    if trace.gpu is None:
+def _on_gpu(rank: JobRank, trace: Trace, began: float, transfers: Mapping[tuple[int, int], Any]) -> JobRank:
+    """Return a rank with how its GPU's time passed, in all and in each sample, where the trace has all that ran there.
+
+    `transfers` are by rank and repetition of the step the µs of each call's transfer, NaN if unknown: a kernel waits
+    first.
+    """
+    timeline, offset = trace.gpu, began - trace.origin
+    if timeline is None:
         return rank
-    offset = began - trace.origin
+    # By a kernel's beginning and length how long it was exposed, and from when on no earlier kernel ran, µs.
     exposed = {
         (round(call.gpu_start - offset, 3), round(call.gpu, 3)): (call.exposed, call.alone_from)
         for call in trace.calls
         if not math.isnan(call.exposed)
     }
-    own = {repetition: one for (number, repetition), one in moving.items() if number == rank.rank}
-    return on_gpu(rank, trace.gpu, offset, exposed, own)
+
+    def waiting(sample: Sample, own: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+        moving = transfers.get((rank.rank, sample.repetition))
+        if rank.step is None or moving is None or not (sample.gpu_starts and sample.gpu):
+            return ()
+        ends = np.array(sample.gpu_starts) + sample.gpu - moving + offset
+        begins = np.array([begin for _, begin in own])
+        ends = np.where(np.isnan(ends), begins, np.maximum(begins, ends))
+        least = np.minimum(timeline.exposed(np.stack([begins, ends], axis=1)), [whole for whole, _ in own])
+        return tuple(round(float(one), 3) for one in least)
+
+    def timed(phase: Phase) -> Phase:
+        begins = {one.repetition: next(filter(None, one.gpu_starts), None) for one in phase.samples}
+        samples = []
+        for sample in phase.samples:
+            start, end = begins[sample.repetition], begins.get(sample.repetition + 1)
+            passed = None
+            if start is not None and end is None and sample.step:
+                end = start + sample.step
+            if start is not None and end is not None and start < end:
+                passed = timeline.between(start + offset, end + offset)
+            kernels = zip(sample.gpu_starts, sample.gpu, strict=False)
+            own = [exposed.get(kernel, (0.0, 0.0)) for kernel in kernels]
+            bare = tuple(round(one, 3) for one, _ in own)
+            samples.append(replace(sample, exposed=bare, exposed_waiting=waiting(sample, own), gpu_time=passed))
+        return replace(phase, samples=tuple(samples))
+
+    whole = timeline.between(*timeline.ends)
+    if rank.step is None:
+        return replace(rank, phases=tuple(map(timed, rank.phases)), gpu_time=whole)
+    return replace(rank, step=timed(rank.step), gpu_time=whole)
 
 
 _LISTED = 3  # kinds of rows

@@ -44,17 +44,16 @@ FORMATS = {
 
 def read(paths: Sequence[Path]) -> list[Trace]:
     """Read the traces of a job's ranks. Raises RunFileError."""
-    return [_read(path) for path in paths]
-
-
-def _read(path: Path) -> Trace:
-    try:
-        with untrusted.opened(path, content.MOST_BYTES) as stream:
-            return parse(stream, path.name, os.fstat(stream.fileno()).st_size or content.MOST_BYTES)
-    except OSError as error:
-        raise RunFileError(f"cannot read trace {one_line(str(path))}: {untrusted.unread(path, error)}") from error
-    except Unreadable as error:
-        raise RunFileError(f"trace {one_line(str(path))}: {error}") from error
+    traces = []
+    for path in paths:
+        try:
+            with untrusted.opened(path, content.MOST_BYTES) as stream:
+                traces.append(parse(stream, path.name, os.fstat(stream.fileno()).st_size or content.MOST_BYTES))
+        except OSError as error:
+            raise RunFileError(f"cannot read trace {one_line(str(path))}: {untrusted.unread(path, error)}") from error
+        except Unreadable as error:
+            raise RunFileError(f"trace {one_line(str(path))}: {error}") from error
+    return traces
 
 
 def title_of(path: Path) -> str:
