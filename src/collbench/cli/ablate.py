@@ -18,7 +18,7 @@ from collbench.api import ablating
 from collbench.api.keywords import MOST_COUNT, new_seed
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, say, show_page
+from collbench.cli.terminal import NOTICES, echo, is_json, json_option, say, show_answer, show_page
 from collbench.cli.train import ScriptCommand, train, train_request
 from collbench.launch import experiment, torchrun
 from collbench.launch.ablation import dumps, load
@@ -126,10 +126,10 @@ _EXAMPLE = "collbench ablate --auto-select 2 --without p2p -- train.py"
         "-o, --output FILE", "Save the runs in this file.  [default: a new file in the state folder]", options.OUTPUT
     ),
     options.force,
-    option("--json", "Print the file's content instead of the page.", name="as_json"),
+    json_option("Print the file's content instead of the page."),
     option("-v, --verbose", "Also print the script's output on stderr."),
 )
-def ablate(*, as_json: bool, verbose: bool, **values: Any) -> None:
+def ablate(*, verbose: bool, **values: Any) -> None:
     """Train SCRIPT several times unchanged and several times with one change, in turn, on the same devices.
 
     Step times are read from lines like "step_time=22.4ms", else from Hugging Face's train_runtime; else the whole
@@ -156,7 +156,7 @@ def ablate(*, as_json: bool, verbose: bool, **values: Any) -> None:
         raise  # its text says more
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted: nothing was trained") from error
-    if as_json:
+    if is_json():
         echo(dumps(ablation), end="")
         say(f"saved {prepared.path}")
         return
@@ -171,15 +171,12 @@ def ablate(*, as_json: bool, verbose: bool, **values: Any) -> None:
 NAME, CALL, OPTIONS = "a saved ablation", "json.load(open({!r}))", ()
 
 
-def show(file: Path, *, as_json: bool) -> None:
+def show(file: Path) -> None:
     """Print the page that `collbench ablate` printed, or its JSON."""
     from collbench.report.text.ablation import page  # late: rich's tables
 
     ablation = load(file)
-    if as_json:
-        echo(dumps(ablation), end="")
-    else:
-        show_page(page(ablation))
+    show_answer(page(ablation), lambda: dumps(ablation))
 
 
 def export(file: Path, layout: str) -> str:

@@ -19,7 +19,7 @@ from collbench.api.measuring import OpenSession
 from collbench.cli import options
 from collbench.cli.measuring import SILENTLY, MeasuringCommand, measured, measuring_options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, leave, say, show_page
+from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leave, say, show_answer, show_page
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.RUN)
 _map_p2p = option("--map-p2p", "Try P2P on every link of the GPUs by itself, and name causes and fixes (docs/p2p.md).")
 _expect = option("--expect N", "Fail unless N devices were checked.", click.IntRange(min=1))
-_json = option("--json", "Print the verdicts as JSON (docs/check.md).", name="as_json")
+_json = json_option("Print the verdicts as JSON (docs/check.md).")
 
 
 # One size decides: a message of 64 MiB shows the bandwidth of all known links, and larger staged copies take
@@ -65,7 +65,6 @@ def check(
     run_file: Path | None,
     map_p2p: bool,
     expect: int | None,
-    as_json: bool,
     **values: Any,
 ) -> None:
     """Find where a machine's labels, its tools and the measurement disagree, with the cause and how to check it.
@@ -88,10 +87,10 @@ def check(
     if map_p2p and run_file is not None:
         raise UsageError(f"--map-p2p examines this machine, not {run_file}: leave out one of them")
     if map_p2p:
-        _map_peers(values, as_json=as_json)
+        _map_peers(values)
         return
     if run_file is None:
-        run = _measured(values, as_json=as_json)
+        run = _measured(values)
     elif others := options.typed_besides(("run_file", "verbose", "expect", "as_json")):
         advice = f"leave out {', '.join(others)}, or the file to measure again"
         raise UsageError(f"{run_file} is measured already: {advice}")
@@ -99,13 +98,13 @@ def check(
         run = runfile_run_file.load(run_file)
     examined, unexamined = (None, "") if run_file else _peers_of(run, values)
     lacking = _shortfall(run, expect, quick=run_file is None and run.settings.quick) or unexamined
-    _show(run, lacking, examined, as_json=as_json)
+    _show(run, lacking, examined)
 
 
 _OF_THE_MAP = ("map_p2p", "devices", "backend", "fabric", "nccl", "seed", "as_json", "verbose")
 
 
-def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> None:
+def _map_peers(values: Mapping[str, Any]) -> None:
     """Examine every link by itself, print the map, and leave with its status."""
     from collbench.measurement.peer_map import examine  # late: pynvml, the simulator
     from collbench.report.text import peer_map as report
@@ -117,14 +116,11 @@ def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> None:
         raise MachineError(f"no GPU to examine: {reason}; --backend sim simulates some")
     peer_map, causes = examine(values["devices"], backend, values["fabric"], values["nccl"], values["seed"])
     status = report.status(peer_map, causes)
-    if as_json:
-        echo(report.dumps(peer_map, causes, status), end="")
-    else:
-        show_page(report.page(peer_map, causes))
+    show_answer(report.page(peer_map, causes), lambda: report.dumps(peer_map, causes, status))
     leave(status)
 
 
-def _measured(values: Mapping[str, Any], *, as_json: bool) -> Run:
+def _measured(values: Mapping[str, Any]) -> Run:
     """Measure this machine and return the run; after wrong data or a hang, the run so far.
 
     Raises MachineError if "auto" finds no GPU: a node that lost its driver must not pass with its CPU cores.
@@ -140,7 +136,7 @@ def _measured(values: Mapping[str, Any], *, as_json: bool) -> Run:
         runs = [runfile_run_file.again(session.run) for session in begun]
         if not runs or not _fails(runs[0]):
             raise
-        _say_apart(str(error), as_json=as_json)
+        _say_apart(str(error))
         return runs[0]
     return runfile_run_file.again(run)
 
@@ -190,7 +186,7 @@ def _shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
     return f"cannot vouch for {pair}: {sentences.absence(absence, run)}; {share}"
 
 
-def _show(run: Run, lacking: str, examined: Examined | None, *, as_json: bool) -> None:
+def _show(run: Run, lacking: str, examined: Examined | None) -> None:
     """Print the verdicts and the map of P2P, what is worse first, and leave with the worst status.
 
     A shortfall is a failure, too.
@@ -202,7 +198,7 @@ def _show(run: Run, lacking: str, examined: Examined | None, *, as_json: bool) -
     judged = max(verdicts.status(run, all_verdicts), ExitStatus.FAILED if lacking else ExitStatus.DONE)
     of_peers = peer_map.status(*examined) if examined else ExitStatus.DONE
     status = max(judged, of_peers)
-    if as_json:
+    if is_json():
         peers = peer_map.as_json(*examined, of_peers) if examined else None
         echo(verdicts.dumps(run, all_verdicts, status, lacking, peers), end="")
     else:
@@ -211,13 +207,13 @@ def _show(run: Run, lacking: str, examined: Examined | None, *, as_json: bool) -
         show_page([*first, *verdicts.page(run, all_verdicts, lacking, further)])
     if lacking:
         sys.stdout.flush()  # a full disk is reported first
-        _say_apart(lacking, as_json=as_json)
+        _say_apart(lacking)
     leave(status)
 
 
-def _say_apart(line: str, *, as_json: bool) -> None:
+def _say_apart(line: str) -> None:
     """Say what the page begins with, unless stdout and stderr are read together."""
-    if as_json or not _read_together():
+    if is_json() or not _read_together():
         say(line)
 
 

@@ -13,7 +13,7 @@ import click
 from collbench.api.runs import NamedRun, load_named
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import echo, echo_sentence, leave, show_page, verbose_option
+from collbench.cli.terminal import echo, echo_sentence, is_json, json_option, leave, show_answer, verbose_option
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation
@@ -48,7 +48,7 @@ def _parse_share(text: str) -> float:
 )
 @options.operation
 @option("--reference", "Compare one run with published figures for its kind of machine.")
-@option("--json", "Print JSON instead of the page (docs/compare.md).", name="as_json")
+@json_option("Print JSON instead of the page (docs/compare.md).")
 @verbose_option
 def compare(
     files: tuple[Path, ...],
@@ -56,7 +56,6 @@ def compare(
     history: tuple[Path, ...],
     operation: Operation | None,
     reference: bool,
-    as_json: bool,
 ) -> None:
     """Show what became faster or slower from one run to another.
 
@@ -76,9 +75,9 @@ def compare(
     _check_count(run_files, history, reference=reference)
     runs, earlier = load_named(run_files), load_named(history)
     if reference:
-        leave(_reference(runs[0][1], operation, as_json=as_json))
+        leave(_reference(runs[0][1], operation))
     else:
-        leave(_changes(runs, earlier, fail_below, operation, as_json=as_json))
+        leave(_changes(runs, earlier, fail_below, operation))
 
 
 def _check_count(paths: Sequence[Path], history: Sequence[Path], *, reference: bool) -> None:
@@ -100,9 +99,7 @@ def _check_count(paths: Sequence[Path], history: Sequence[Path], *, reference: b
             raise UsageError(f"{path} and {first} are the same file: name each run once")
 
 
-def _changes(
-    runs: Sequence[NamedRun], history: Sequence[NamedRun], limit: float, wanted: Operation | None, *, as_json: bool
-) -> int:
+def _changes(runs: Sequence[NamedRun], history: Sequence[NamedRun], limit: float, wanted: Operation | None) -> int:
     """Print what changed from the first run to the second; return the status."""
     # Late: numpy takes as long to load as the rest of the program.
     from collbench.judge.compare import check_history
@@ -115,10 +112,7 @@ def _changes(
     found = compared(base, new, limit, wanted, [run for _, run in history])
     if not found.changes:
         _nothing(runs, wanted)
-    if as_json:
-        echo(comparison.as_json(found), end="")
-    else:
-        show_page(comparison.page(found, (base_name, new_name)))
+    show_answer(comparison.page(found, (base_name, new_name)), lambda: comparison.as_json(found))
     return found.status
 
 
@@ -138,15 +132,12 @@ def _nothing(runs: Sequence[NamedRun], wanted: Operation | None) -> None:
     )
 
 
-def _reference(run: Run, wanted: Operation | None, *, as_json: bool) -> int:
+def _reference(run: Run, wanted: Operation | None) -> int:
     from collbench.judge.references import judge, load
     from collbench.report.text import reference
 
     answers = judge(run, load(), wanted)
-    if as_json:
-        echo(reference.dumps(answers, answers.status), end="")
-    else:
-        show_page(reference.page(answers))
+    show_answer(reference.page(answers), lambda: reference.dumps(answers, answers.status))
     return answers.status
 
 
@@ -165,13 +156,12 @@ def _operation(text: str) -> Operation:
 @click.argument("operation", metavar="[OPERATION]", required=False, callback=options.parsed(_operation))
 @option("--size SIZE", "What is normal at this message size, as 1G.", parse_size)
 @option("--busbw GB/S", "Is this rate normal?", click.FloatRange(min=0, min_open=True))
-@option("--json", "Print JSON instead of the table (docs/compare.md).", name="as_json")
+@json_option("Print JSON instead of the table (docs/compare.md).")
 def reference(
     machine: str | None,
     operation: Operation | None,
     size: int | None,
     busbw: float | None,
-    as_json: bool,
 ) -> None:
     """List the published figures by which runs are judged, or say whether one number is normal.
 
@@ -198,7 +188,7 @@ def reference(
         raise UsageError("--busbw needs the message size of the rate: add --size")
     if busbw is not None and not math.isfinite(busbw):
         raise UsageError(f"--busbw {busbw} is no rate: write it in GB/s")
-    if size is not None and as_json:
+    if size is not None and is_json():
         raise UsageError("--json prints the table: leave out --size, or --json")
     kinds = _kinds(by_kind(load()), machine or "", operation)
     if not kinds and size is None:
@@ -206,10 +196,8 @@ def reference(
         raise UsageError(f"there is no published figure for {what}: 'collbench reference' lists all machines")
     if size is not None:
         leave(_answer(kinds, f"{operation} at {format_size(size)} on '{machine}'", size, busbw))
-    elif as_json:
-        echo(page.coverage_json(kinds), end="")
     else:
-        show_page(page.coverage(kinds))
+        show_answer(page.coverage(kinds), lambda: page.coverage_json(kinds))
 
 
 def _kinds(kinds: Sequence[tuple[Figure, ...]], machine: str, operation: Operation | None) -> list[tuple[Figure, ...]]:

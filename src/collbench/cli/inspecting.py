@@ -12,7 +12,7 @@ import click
 from collbench.api import inspecting
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, echo_sentence, leave, prose_width, show_page
+from collbench.cli.terminal import NOTICES, echo, echo_sentence, is_json, json_option, leave, prose_width, show_answer
 from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import UsageError
 from collbench.report.prose import NARROW
@@ -26,8 +26,8 @@ from collbench.report.text.topology import explain_pair, render_topology
 )
 @options.backend_of_a_machine
 @options.fabric
-@option("--json", "Print JSON: devices and paths as the run file has them.", name="as_json")
-def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | None, as_json: bool) -> None:
+@json_option("Print JSON: devices and paths as the run file has them.")
+def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | None) -> None:
     """Print the label matrix with its legend, CPU and NUMA affinity, and the theoretical rate of each label.
 
     With two GPUs it explains the path between them in one sentence. A label is the kind of path that the driver
@@ -54,7 +54,7 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
             for device in visible_devices.select(topology_shown.devices, ",".join(pair))
         }
         paths = tuple(path for path in paths if set(path.devices) == wanted)
-    if as_json:
+    if is_json():
         from collbench.runfile.codec import document, plain
 
         body = {"fabric": topology_shown.fabric, "devices": plain(topology_shown.devices), "paths": plain(paths)}
@@ -76,8 +76,8 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
     default=CUDA.name,
 )
 @options.nccl_option("Examine this libnccl.so.2 instead of torch's or the system's.")
-@option("--json", "Print the findings as JSON (docs/doctor.md).", name="as_json")
-def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
+@json_option("Print the findings as JSON (docs/doctor.md).")
+def doctor(backend: str, nccl: str | None) -> None:
     """Find what would disturb a run on this machine: driver, GPUs, links, NCCL, torch, limits, variables.
 
     Each line is ok, warn, fail or unknown, with the fix. Doctor takes a second, measures nothing and makes no CUDA
@@ -94,11 +94,12 @@ def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
 
     findings = inspecting.doctor(backend, nccl=nccl)
     left = status(findings)
-    if as_json:
+
+    def as_json() -> str:
         from importlib.metadata import version  # late: 10 ms
 
         head = {"collbench": version("collbench"), "hostname": socket.gethostname(), "backend": backend}
-        echo(report.dumps(findings, head, left), end="")
-    else:
-        show_page(report.page(findings))
+        return report.dumps(findings, head, left)
+
+    show_answer(report.page(findings), as_json)
     leave(left)

@@ -19,7 +19,7 @@ from collbench.api.measuring import OpenSession, RequestSession, request_of
 from collbench.cli import options
 from collbench.cli.options import NCCL_TESTS, TABLE, option
 from collbench.cli.program import launched
-from collbench.cli.terminal import NOTICES, echo, leave, say, show_page, verbose_option
+from collbench.cli.terminal import NOTICES, echo, is_json, leave, say, show_page, verbose_option
 from collbench.judge.outcome import outcome, timed_points
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
@@ -82,8 +82,8 @@ def measuring_command(
         command_name = name or plan.__name__
 
         @measuring_options(*own, options.json, sized=sized)
-        def command(*, as_json: bool, **values: Any) -> None:
-            printer = RunPrinter.of(values.get("layout", TABLE), as_json=as_json)
+        def command(**values: Any) -> None:
+            printer = RunPrinter.of(values.get("layout", TABLE))
             request = made.request(values, options.command_line(command_name), NOTICES)
             measure_and_show(request, values["output"], printer)
 
@@ -107,9 +107,9 @@ class RunPrinter:
     file: Path | None = None
 
     @classmethod
-    def of(cls, layout: str = TABLE, *, as_json: bool, file: Path | None = None) -> RunPrinter:
+    def of(cls, layout: str = TABLE, file: Path | None = None) -> RunPrinter:
         """Return how the options print a run."""
-        return cls(_RUN if as_json else layout, file)
+        return cls(_RUN if is_json() else layout, file)
 
     def show(self, run: Run) -> None:
         """Print the run. Raises UsageError if the layout does not suit it."""
@@ -157,10 +157,9 @@ def measure_and_show(request: Request, path: Path | None, printer: RunPrinter) -
     leave_with(measured(request, path, printer, []))
 
 
-def measure_with_workers(open_session: Callable[[], OpenSession], page: str, *, as_json: bool) -> None:
+def measure_with_workers(open_session: Callable[[], OpenSession], page: str) -> None:
     """Measure a session on workers with torch to its end, print it by the module `page`, and leave with its status."""
-    printer = RunPrinter(_RUN if as_json else TABLE)
-    leave_with(_measured_in(open_session, printer, page, []))
+    leave_with(_measured_in(open_session, RunPrinter.of(), page, []))
 
 
 def measured(request: Request, path: Path | None, printer: RunPrinter, begun: list[OpenSession]) -> Run:

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from collbench.api.keywords import MOST_COUNT, named, new_seed
-from collbench.cli.terminal import NOTICES, verbose_option
+from collbench.cli.terminal import NOTICES, json_option, verbose_option
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
@@ -287,7 +287,7 @@ layout = option(
     name="layout",
     default=TABLE,
 )
-json = option("--json", "Print the answer and the run as JSON.", name="as_json")
+json = json_option("Print the answer and the run as JSON.")
 # The last options of the commands that measure with torch.
 of_workers = (backend, fabric, output, force, seed, json, verbose_option)
 

@@ -13,7 +13,7 @@ import click
 from collbench.api import runs as saved
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, leave, say, show_page, verbose_option
+from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leave, say, show_answer, verbose_option
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError
 from collbench.model.printable import one_line, printable
@@ -29,8 +29,8 @@ _LIMIT = 20
 
 @click.command()
 @option("--limit N", "List only the newest N.", click.IntRange(min=1), default=_LIMIT)
-@option("--json", "Print JSON: an object with a list of runs.", name="as_json")
-def runs(limit: int, as_json: bool) -> None:
+@json_option("Print JSON: an object with a list of runs.")
+def runs(limit: int) -> None:
     """List the runs that were saved without a name, newest first.
 
     Each line has the run's number, start, backend (sim: simulated), machine, number of devices, command and outcome.
@@ -43,7 +43,7 @@ def runs(limit: int, as_json: bool) -> None:
       collbench runs --limit 100 --json
     """
     saved_list = saved.runs(limit, notices=NOTICES)
-    if as_json:
+    if is_json():
         rows = [{**plain(run), "path": str(run.path)} for run in saved_list]
         echo(document("runs", {"runs": rows}), end="")
         return
@@ -73,7 +73,6 @@ def show(
     ranking: bool,
     operation: str | None,
     size: str | None,
-    as_json: bool,
     **of_job: Any,
 ) -> None:
     """Print a saved run or ablation again, as its command did, or the step of a recorded job.
@@ -93,18 +92,18 @@ def show(
     if file is not None and (kind := saved.kind_of(file)) is not None:
         if others := options.typed_besides(("file", "as_json", "verbose", *kind.OPTIONS)):
             raise UsageError(f"{file} is {kind.NAME}: leave out {', '.join(others)}")
-        kind.show(file, as_json=as_json, **{name: of_job[name] for name in kind.OPTIONS})
+        kind.show(file, **{name: of_job[name] for name in kind.OPTIONS})
     elif any(option not in (None, ()) for option in of_job.values()):
         raise UsageError("--rank and --run-file are for a recorded job: name its file, as in 'show job.json'")
     elif ranking:
-        _show_ranking(file, operation, size, as_json=as_json)
+        _show_ranking(file, operation, size)
     elif narrowed:
         raise UsageError("--operation and --size narrow a ranking: add --ranking")
     else:
         from collbench.cli.measuring import RunPrinter  # late: nothing else here measures
 
         file = options.named_or_newest(file)
-        RunPrinter.of(as_json=as_json, file=file).show(_load(file))
+        RunPrinter.of(file=file).show(_load(file))
 
 
 def _load(path: Path) -> Run:
@@ -120,7 +119,7 @@ def _load(path: Path) -> Run:
         raise
 
 
-def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_json: bool) -> None:
+def _show_ranking(file: Path | None, named: str | None, size: str | None) -> None:
     # late: numpy takes as long to load as the rest of the program
     from collbench.judge.summary import is_judged, rank_summary
     from collbench.report.text import ranking
@@ -137,10 +136,8 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_
         if not any(measurement.samples for measurement in run.measurements) and outcome(run).troubles:
             raise NotTrusted(f"{run_file} has nothing to rank: {headline(run)}", outcome(run).status)
         raise UsageError(f"{run_file} has nothing to rank{of}{at}: {_present(run)}")
-    if as_json:
-        echo(document("ranking", ranking.as_json(run, works), run.backend), end="")
-    else:
-        show_page(ranking.page(run, works, shlex.quote(str(run_file))))
+    page = ranking.page(run, works, shlex.quote(str(run_file)))
+    show_answer(page, lambda: document("ranking", ranking.as_json(run, works), run.backend))
     leave(max(outcome(run).status, ExitStatus.DONE if is_judged(works) else ExitStatus.FAILED))
 
 

@@ -21,7 +21,17 @@ from collbench.api.selecting import (
 )
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, columns, echo, is_verbose, leave, prose_width, verbose_option
+from collbench.cli.terminal import (
+    NOTICES,
+    columns,
+    echo,
+    is_json,
+    is_verbose,
+    json_option,
+    leave,
+    prose_width,
+    verbose_option,
+)
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
 from collbench.model.units import parse_size
@@ -98,7 +108,7 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
         name="layout",
         default=_TEXT,
     ),
-    option("--json", "The same as --format json.", name="as_json"),
+    json_option("The same as --format json."),
     options.max_age,
     options.fresh,
     options.backend_of_a_machine,
@@ -106,7 +116,7 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
     options.nccl,
     verbose_option,
 )
-def select(*, layout: str, as_json: bool, **values: Any) -> None:
+def select(*, layout: str, **values: Any) -> None:
     """Choose the best K devices of this machine, or of a simulated one, and print the reason.
 
     Chooses from RUN.JSON, else from the newest saved run that fits this machine, else from a probe of a few seconds.
@@ -123,7 +133,7 @@ def select(*, layout: str, as_json: bool, **values: Any) -> None:
       collbench select 4 --topology topo.txt --gpu H100
       collbench select 4 --backend sim --fabric dgx-1v
     """
-    layout = _JSON if as_json else layout
+    layout = _JSON if is_json() else layout
     request = select_request(values)
     _check_layout(request, layout)
     selected = select_devices(request, NOTICES)
@@ -133,7 +143,7 @@ def select(*, layout: str, as_json: bool, **values: Any) -> None:
 
 def select_request(values: Mapping[str, Any]) -> SelectRequest:
     """Return what the options of `select` ask for, by name."""
-    own = {name: value for name, value in values.items() if name not in ("file", "layout", "as_json")}
+    own = {name: value for name, value in values.items() if name not in ("file", "layout")}
     return SelectRequest(run=values["file"], **own)
 
 

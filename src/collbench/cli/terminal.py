@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -23,29 +23,40 @@ if TYPE_CHECKING:
 
     from collbench.report.text.layout import Page
 
-_VERBOSE = "collbench.verbose"
+# How an answer is shown. It is no part of a request, so what these options say stays in click's context.
 
 
-def _keep_verbose(context: click.Context, _option: click.Parameter, value: bool) -> None:
-    if value:
-        context.meta[_VERBOSE] = True
+def _way(*words: str, text: str) -> Callable[..., Any]:
+    """Return a flag whose parameter, the last of the words, `_asked_for` tells of."""
+
+    def keep(context: click.Context, _option: click.Parameter, value: bool) -> None:
+        context.meta[f"collbench.{words[-1]}"] = value
+
+    return click.option(*words, is_flag=True, expose_value=False, callback=keep, help=text)
 
 
-# Of every command that shows a page. Its value stays in click's context: how a page is shown is no part of a request.
-verbose_option = click.option(
-    "-v",
-    "--verbose",
-    is_flag=True,
-    expose_value=False,
-    callback=_keep_verbose,
-    help="Show the whole page, not the short one.",
-)
+def _asked_for(name: str) -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and context.meta.get(f"collbench.{name}", False)
+
+
+# Of every command that shows a page.
+verbose_option = _way("-v", "--verbose", "verbose", text="Show the whole page, not the short one.")
+
+
+def json_option(text: str) -> Callable[..., Any]:
+    """Return the option --json with its help."""
+    return _way("--json", "as_json", text=text)
 
 
 def is_verbose() -> bool:
     """Return whether the whole page was requested."""
-    context = click.get_current_context(silent=True)
-    return context is not None and _VERBOSE in context.meta
+    return _asked_for("verbose")
+
+
+def is_json() -> bool:
+    """Return whether JSON was requested."""
+    return _asked_for("as_json")
 
 
 # Sentences are easier to read in shorter lines; a pipe gets the longest, WIDE.
@@ -84,6 +95,14 @@ def leave(status: int) -> None:
     sys.stdout.flush()
     if status:
         raise click.exceptions.Exit(status)
+
+
+def show_answer(page: Page, as_json: Callable[[], str]) -> None:
+    """Print an answer: as JSON if that was requested, else as a page."""
+    if is_json():
+        echo(as_json(), end="")
+    else:
+        show_page(page)
 
 
 def show_page(page: Page) -> None:

@@ -9,7 +9,7 @@ import click
 
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, leave, say, show_page, verbose_option
+from collbench.cli.terminal import NOTICES, json_option, leave, say, show_answer, verbose_option
 from collbench.cluster.api import DEFAULT_BUDGET, DEFAULT_SIZE, survey
 from collbench.model.units import parse_budget, parse_size
 from collbench.ranks.nonzero import serve_rank_0
@@ -38,7 +38,7 @@ from collbench.ranks.nonzero import serve_rank_0
         parse_budget,
         default=f"{DEFAULT_BUDGET:.0f}s",
     ),
-    option("--json", "Print JSON instead of the page.", name="as_json"),
+    json_option("Print JSON instead of the page."),
     options.backend,
     options.nccl,
     options.output,
@@ -46,7 +46,7 @@ from collbench.ranks.nonzero import serve_rank_0
     options.seed,
     verbose_option,
 )
-def nodes(*, as_json: bool, **values: Any) -> None:
+def nodes(**values: Any) -> None:
     """Find slow nodes and uplinks of a cluster, and choose the best M nodes.
 
     All nodes are measured concurrently, in rounds of random pairs: eight rounds, then more for suspect nodes. So 128
@@ -63,10 +63,7 @@ def nodes(*, as_json: bool, **values: Any) -> None:
     from collbench.cluster.page import as_plain, page  # late: numpy
 
     shown = (found.origin, found.judgement, found.choice, found.truth)
-    if as_json:
-        echo(json.dumps(as_plain(*shown), allow_nan=False))
-    else:
-        show_page(page(*shown))
+    show_answer(page(*shown), lambda: json.dumps(as_plain(*shown), allow_nan=False) + "\n")
     if found.failure is not None:
         raise found.failure
     if found.path is not None:

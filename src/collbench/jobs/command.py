@@ -17,7 +17,7 @@ import click
 from collbench.api.runs import JOB, format_of, load_named, newest
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, leave, say, show_page
+from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leave, say, show_page
 from collbench.jobs import job_file
 from collbench.jobs.job import Job, StepSource
 from collbench.jobs.predict.network import BYTES, MOST_LAYERS, STRATEGIES, Step, parse_parameters
@@ -223,7 +223,7 @@ def _without(text: str) -> tuple[str, ...]:
     option("--trials N", "How often to time the step.  [default: 8; host: 6]", options.COUNT),
     *options.of_workers,
 )
-def replay(job: Path, *, as_json: bool, **values: Any) -> None:
+def replay(job: Path, **values: Any) -> None:
     """Replay a recorded job's step on these GPUs: the same calls, on the same groups, after the same pauses.
 
     JOB is a file of 'collbench record' or 'collbench import'. One process for each GPU runs torch's NCCL. The page has
@@ -241,7 +241,7 @@ def replay(job: Path, *, as_json: bool, **values: Any) -> None:
 
     request = request_of(job_file.load(job), job.name, values, options.command_line("replay"), NOTICES)
     path = values["output"] or new_file("replay", request.backend)
-    measure_with_workers(partial(Replaying, request, path, NOTICES), "collbench.jobs.replay.section", as_json=as_json)
+    measure_with_workers(partial(Replaying, request, path, NOTICES), "collbench.jobs.replay.section")
 
 
 # `collbench predict`
@@ -275,7 +275,7 @@ def _counts(text: str) -> tuple[int, ...]:
     ),
     option("--dtype", "Type of what is sent: fp32 for DDP with autocast.", click.Choice(list(BYTES)), default="bf16"),
     option("--gpus LIST", "Numbers of GPUs to predict for: 2,4.  [default: all that the runs have]", _counts),
-    option("--json", "Print JSON (docs/predict.md).", name="as_json"),
+    json_option("Print JSON (docs/predict.md)."),
 )
 def predict(
     files: tuple[Path, ...],
@@ -284,7 +284,6 @@ def predict(
     recorded_links: tuple[Path, ...],
     params: str | None,
     gpus: tuple[int, ...] | None,
-    as_json: bool,
     **step_options: Any,
 ) -> None:
     """Predict how much longer a step takes on other links: without P2P, on another pair.
@@ -321,7 +320,7 @@ def predict(
     named = dict((*runs, *used)).items()
     partial = [line for name, run in named for line in partly(name, run)]
     lines = [line for name, run in named for line in contended(name, run)]
-    if as_json:
+    if is_json():
         fields |= {"interrupted": partial, "contention": lines}
         echo(json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False))
     else:

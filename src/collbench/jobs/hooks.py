@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from collbench.api.runs import JOB, format_of, load_named
-from collbench.cli.terminal import echo, show_page
+from collbench.cli.terminal import show_answer
 from collbench.jobs import job_file
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
@@ -17,16 +17,13 @@ NAME, CALL, OPTIONS = "a recorded job", "collbench.load_job({!r})", ("rank", "ag
 load = job_file.load
 
 
-def show(file: Path, rank: int | None, against: tuple[Path, ...], *, as_json: bool) -> None:
+def show(file: Path, rank: int | None, against: tuple[Path, ...]) -> None:
     """Print what a recorded job's step says."""
     from collbench.jobs import api as jobs  # late: numpy
     from collbench.jobs import page as pages
 
     report = jobs.report(load(file), rank, load_named(against), one_line(str(file)))
-    if as_json:
-        echo(document("job-report", pages.as_json(report)), end="")
-    else:
-        show_page(pages.page(report))
+    show_answer(pages.page(report), lambda: document("job-report", pages.as_json(report)))
 
 
 def export(file: Path, layout: str) -> str:

@@ -122,7 +122,7 @@ class Overlapping(WorkerSession[OverlapRequest, OverlapBackend]):
     option("--trials N", "Trials of each data point.  [default: 6; host: 5]", options.COUNT),
     *options.of_workers,
 )
-def command(*, as_json: bool, **values: Any) -> None:
+def command(**values: Any) -> None:
     """Time a collective and compute on the same GPUs, each alone and both together.
 
     One process for each GPU runs torch's NCCL on one stream and the compute on another. The page has the time of each
@@ -139,7 +139,7 @@ def command(*, as_json: bool, **values: Any) -> None:
     """
     request = request_of(values, options.command_line("overlap"), NOTICES)
     path = values["output"] or new_file("overlap", request.backend)
-    measure_with_workers(partial(Overlapping, request, path, NOTICES), "collbench.overlaps.section", as_json=as_json)
+    measure_with_workers(partial(Overlapping, request, path, NOTICES), "collbench.overlaps.section")
 
 
 COMMANDS = {"overlap": command}  # the Python call has its name
