@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from collbench.machine.launchers import find_launch
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Named = TypeVar("Named", bound=str)
 # Of trials, launches, layers, GPUs: with more, a call would end after years, or not fit in memory.
@@ -74,6 +78,12 @@ def word(name: str, value: object) -> str:
     if not texts:
         raise UsageError(f"{name}={value!r} is empty: leave it out, or name one")
     return ",".join(texts)
+
+
+def fields_of(kind: type[DataclassInstance], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options, by name, that are fields of a kind of request; None leaves the field's default."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in values.items() if name in names and value is not None}
 
 
 def check_run(value: object, what: str, call: str = "") -> None:

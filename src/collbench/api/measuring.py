@@ -9,7 +9,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -28,7 +27,6 @@ from collbench.runfile.run_file import RunWriter
 if TYPE_CHECKING:
     from collbench.measurement.session import Ranks, WorkersRequest
 
-_FIELDS = frozenset(field.name for field in fields(Request))
 # Generous: twenty times what a sweep of four GPUs takes without it, and no one waits longer without having asked.
 _SECONDS_FOR_PRECISION = 60.0
 
@@ -38,11 +36,10 @@ def request_of(
 ) -> Request:
     """Return what a measuring command's options, by name, ask for: each that has the name of a Request's field is that.
 
-    What is None leaves the field's default. Besides these, `budget` is in seconds. A notice says where "auto" takes CPU
-    cores. Raises UsageError.
+    Besides these, `budget` is in seconds. A notice says where "auto" takes CPU cores. Raises UsageError.
     """
     precision, budget = values.get("precision"), values.get("budget")
-    named = {name: value for name, value in values.items() if name in _FIELDS and value is not None}
+    named = keywords.fields_of(Request, values)
     named["backend"] = resolved_backend(values["backend"], values.get("fabric"), notices)
     return Request(
         command=tuple(command_line),

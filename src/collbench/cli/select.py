@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from collbench.api.keywords import fields_of
 from collbench.api.selecting import (
     ACTING,
     DEFAULT_SIZE,
@@ -143,8 +144,7 @@ def select(*, layout: str, **values: Any) -> None:
 
 def select_request(values: Mapping[str, Any]) -> SelectRequest:
     """Return what the options of `select` ask for, by name."""
-    own = {name: value for name, value in values.items() if name not in ("file", "layout")}
-    return SelectRequest(run=values["file"], **own)
+    return SelectRequest(run=values["file"], **fields_of(SelectRequest, values))
 
 
 def _check_layout(request: SelectRequest, layout: str) -> None:

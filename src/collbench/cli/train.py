@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from collbench.api.keywords import fields_of
 from collbench.api.training import TrainRequest, prepare
 from collbench.cli import options
 from collbench.cli.options import option
@@ -131,13 +132,9 @@ def _looks_like_an_option(value: object) -> bool:
 
 def train_request(values: Mapping[str, Any]) -> TrainRequest:
     """Return what the options of `train` ask for, by name. Raises UsageError."""
-    alike = ("backend", "devices", "exclude", "allow_busy", "max_age", "fresh", "nccl")
-    return TrainRequest(
-        count=values["auto_select"] or 0,
-        run=values["run_file"],
-        script=Script(values["program"], values.get("torchrun", {})),
-        **{name: values[name] for name in alike},
-    )
+    script = Script(values["program"], values.get("torchrun", {}))
+    named = fields_of(TrainRequest, values)
+    return TrainRequest(count=values["auto_select"] or 0, run=values["run_file"], script=script, **named)
 
 
 class _Backend(click.Choice[str]):

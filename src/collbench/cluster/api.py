@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collbench import untrusted
-from collbench.api import SILENT, Notices
+from collbench.api import SILENT, Notices, keywords
 from collbench.api.measuring import explained, request_of
 from collbench.cluster.switches import levels, read_switches
 from collbench.judge.outcome import outcome
@@ -298,8 +298,7 @@ def survey(
     `values` are the options of `collbench nodes` by name. Raises what survey_simulated and survey_launch raise, and
     UsageError outside a launch.
     """
-    alike = ("count", "size_bytes", "one_way", "switches")
-    nodes_request = NodesRequest(budget_seconds=values["budget"], **{name: values[name] for name in alike})
+    nodes_request = NodesRequest(budget_seconds=values["budget"], **keywords.fields_of(NodesRequest, values))
     cluster_name = values["fabric_cluster"]
     if is_simulated(values["backend"]):
         if values["output"] is not None:
