@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.cli.calls import context_of
+from collbench.cli.terminal import is_json
 from collbench.cli.train import train_request
 from collbench.model.errors import UsageError
 
@@ -25,14 +26,16 @@ def asked(args: Sequence[str]) -> dict[str, Any]:
 def test_every_argument_reaches_its_parser() -> None:
     args = ["--auto-select", "2", "--without", "p2p,shm", "--max-restarts", "1", "--max-age=1d", "--repeats=5"]
     args += ["-o", "out.json", "-t3", "--skip", "0", "--seed", "7", "--json", "--no-allreduce", "--verbose"]
-    parsed = asked([*args, "--", "train.py", "--repeats", "9", "--without", "all", "--", "-o"])
+    context = context_of("ablate", [*args, "--", "train.py", "--repeats", "9", "--without", "all", "--", "-o"])
+    with context:
+        assert is_json()
+    parsed = context.params
     train = train_request(parsed)
     assert train.script.program == ("train.py", "--repeats", "9", "--without", "all", "--", "-o")
     assert (train.count, train.max_age) == (2, timedelta(days=1))
     assert train.script.options == ("--max-restarts", "1", "--tee", "3")
     assert [parsed[name] for name in ("without", "repeats", "skip", "seed")] == [("p2p,shm",), 5, 0, 7]
-    expected = [Path("out.json"), True, False, True]
-    assert [parsed[name] for name in ("output", "as_json", "allreduce", "verbose")] == expected
+    assert [parsed[name] for name in ("output", "allreduce", "verbose")] == [Path("out.json"), False, True]
 
 
 def test_without_may_stand_twice_and_a_file_may_be_glued_to_o() -> None:
