@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from collbench.judge.between_runs import Key, PointPair
 from collbench.judge.compare import Change, Verdict, judge_change
@@ -59,15 +57,6 @@ def test_cores_have_no_launch_that_could_vary() -> None:
     base, new = [r / 400 for r in STEADY], [r / 800 for r in STEADY]
     assert change_of(base, new, 8).verdict is not Verdict.WORSE
     assert change_of(base, new, 8, Operation.CPU_WRITE, backend="host").verdict is Verdict.WORSE
-
-
-@settings(deadline=None, max_examples=20)
-@given(st.lists(st.floats(380, 420), min_size=3, max_size=9), st.floats(0.5, 2))
-def test_forth_and_back_are_opposite(rates: list[float], factor: float) -> None:
-    forth, back = change_of(STEADY, [r * factor for r in rates]), change_of([r * factor for r in rates], STEADY)
-    assert forth.ratio * back.ratio == pytest.approx(1)
-    opposite = {Verdict.WORSE: Verdict.BETTER, Verdict.BETTER: Verdict.WORSE}
-    assert back.verdict is opposite.get(forth.verdict, forth.verdict)
 
 
 def made(old: Sequence[float], now: Sequence[float], error: float = 0.0) -> Change:

@@ -92,9 +92,3 @@ def test_other_labels_works_and_numbers_of_devices_share_none() -> None:
         ],
     )
     assert len({one.label for one in estimates(points_by_key(run), run.paths).values()}) == 6
-
-
-def test_an_estimate_is_of_busbw() -> None:
-    run = run_of(gpus(4), [measured(Operation.ALLREDUCE, (0, 1, 2, 3), 200.0)])
-    (only,) = estimates(points_by_key(run), run.paths).values()
-    assert only.middle == pytest.approx(math.log(300))

@@ -46,12 +46,6 @@ def test_a_line_gives_back_what_made_it(latency_us: float, gbs: float) -> None:
     assert fit.misfit < 1e-4
 
 
-def test_half_the_bandwidth_is_reached_at_the_half_size() -> None:
-    """With 2 µs and 100 GB/s, 200,000 bytes take 2 + 2 µs: 50 GB/s."""
-    fit = fitted(curve(lambda size, _trial: 2e-6 + size / 100e9))
-    assert fit.half_bytes[1] == pytest.approx(200_000, rel=1e-3)
-
-
 def test_the_intervals_hold_the_truth_under_noise() -> None:
     rng = np.random.default_rng(4)
     noise = {(size, trial): rng.lognormal(0, 0.01) for size in SIZES for trial in range(9)}

@@ -6,29 +6,6 @@ from collbench.judge.stats import median_deviation, range_quantile
 
 
 @pytest.mark.parametrize(
-    ("n", "quantile"),
-    [  # the studentized range at infinite degrees of freedom, upper 5% [published tables]
-        (2, 2.77),
-        (3, 3.31),
-        (4, 3.63),
-        (5, 3.86),
-        (6, 4.03),
-        (8, 4.29),
-        (10, 4.47),
-        (15, 4.80),
-        (20, 5.01),
-    ],
-)
-def test_range_quantiles_are_the_tabulated_ones(n: int, quantile: float) -> None:
-    assert range_quantile(n) == pytest.approx(quantile, abs=0.006)
-
-
-@pytest.mark.parametrize(("n", "quantile"), [(2, 3.64), (3, 4.12), (10, 5.16)])
-def test_so_are_those_of_one_percent(n: int, quantile: float) -> None:
-    assert range_quantile(n, 0.99) == pytest.approx(quantile, abs=0.006)
-
-
-@pytest.mark.parametrize(
     ("n", "deviation"),
     [  # √variance of the middle order statistic [Sarhan & Greenberg's tables: 0.4487, 0.2868, 0.2104, 0.1661]
         (1, 1.0),
@@ -38,19 +15,23 @@ def test_so_are_those_of_one_percent(n: int, quantile: float) -> None:
         (5, 0.5356),
         (7, 0.4587),
         (9, 0.4075),
+        (301, 0.0722),  # nearly √(π / 2n)
     ],
 )
 def test_the_medians_deviation_is_the_tabulated_one(n: int, deviation: float) -> None:
     assert median_deviation(n) == pytest.approx(deviation, abs=2e-4)
 
 
-def test_the_medians_deviation_approaches_its_limit() -> None:
-    assert median_deviation(301) * math.sqrt(301) == pytest.approx(1.2533, rel=0.01)
-
-
 @pytest.mark.parametrize(
     ("n", "freedom", "probability", "quantile"),
     [  # published tables of the studentized range
+        (2, math.inf, 0.95, 2.77),
+        (3, math.inf, 0.95, 3.31),
+        (5, math.inf, 0.95, 3.86),
+        (10, math.inf, 0.95, 4.47),
+        (20, math.inf, 0.95, 5.01),
+        (2, math.inf, 0.99, 3.64),
+        (10, math.inf, 0.99, 5.16),
         (2, 1, 0.95, 17.97),
         (3, 10, 0.95, 3.88),
         (6, 20, 0.95, 4.45),
@@ -59,7 +40,7 @@ def test_the_medians_deviation_approaches_its_limit() -> None:
         (20, 60, 0.95, 5.24),
     ],
 )
-def test_fewer_trials_widen_the_range(n: int, freedom: float, probability: float, quantile: float) -> None:
+def test_range_quantiles_are_the_tabulated_ones(n: int, freedom: float, probability: float, quantile: float) -> None:
     assert range_quantile(n, probability, freedom) == pytest.approx(quantile, abs=0.006)
 
 

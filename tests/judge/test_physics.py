@@ -51,6 +51,8 @@ NO_NVLS = without_multicast(HGX)
 MESH = machine(gpus(4, "Tesla V100"), {(0, 1): 1, (0, 2): 1, (0, 3): 2, (1, 2): 2, (1, 3): 1, (2, 3): 2}, 25.0)
 CARDS = machine(gpus(4, "NVIDIA A40"), {}, 14.0)
 BRIDGED = machine(gpus(4, "NVIDIA RTX A6000"), {(0, 1): 4, (2, 3): 4}, 14.0625)
+GRACE = machine(gpus(2, "NVIDIA GH200 480GB"), {}, 25.0, slot=(5, 16))
+NOT_CHOSEN = replace(HGX, machine=replace(HGX.machine, multicast=False))  # NCCL was asked
 DGX_2 = switched(16, "Tesla V100", 6)
 ALL = tuple(range(8))
 Op, V, P = Operation, Variant, Part
@@ -67,6 +69,7 @@ FOUR = tuple(range(4))
         ("all to one comes in by one", HGX, Op.CE_READ, V.ALL_TO_ONE, ALL, 450, P.PORT),
         ("through host memory", HGX, Op.CE_WRITE, V.STAGED, (0, 1), 63, P.SLOT),
         ("to the host", HGX, Op.D2H_CE, V.HOST, (3,), 63, P.SLOT),
+        ("memory of a Grace is behind NVLink", GRACE, Op.H2D_CE, V.HOST, (0,), 450, P.SLOT),
         ("two links of a mesh", MESH, Op.CE_WRITE, V.PLAIN, (0, 3), 50, P.LINK),
         # Messages of one size: the single links take as long for theirs as 25 GB/s makes it, 3 at once.
         ("one to all on a mesh waits for its narrowest link", MESH, Op.CE_WRITE, V.ONE_TO_ALL, FOUR, 75, "link"),
@@ -79,6 +82,7 @@ FOUR = tuple(range(4))
         ("an all-reduce past bridges, by a bridge and a slot", BRIDGED, Op.ALLREDUCE, V.PLAIN, FOUR, 87.75, "port"),
         ("an all-reduce over ports", NO_NVLS, Op.ALLREDUCE, V.PLAIN, ALL, 450, P.PORT),
         ("an all-reduce that the switch adds: 2·7/8 of the port", HGX, Op.ALLREDUCE, V.PLAIN, ALL, 787.5, "port"),
+        ("a switch that NCCL chose for no message", NOT_CHOSEN, Op.ALLREDUCE, V.PLAIN, ALL, 450, P.PORT),
         ("the switch saves two ranks nothing", HGX, Op.ALLREDUCE, V.PLAIN, (0, 1), 450, P.PORT),
         ("an all-gather's receivers, multicast or not", HGX, Op.ALLGATHER, V.PLAIN, ALL, 450, P.PORT),
         ("a reduce-scatter's senders", HGX, Op.REDUCESCATTER, V.IN_PLACE, ALL, 450, P.PORT),
@@ -117,21 +121,6 @@ def test_an_unknown_limit_is_none(
     case: str, run: Run, operation: Operation, variant: Variant, members: Members
 ) -> None:
     assert Hardware(run).of(DataPoint(operation, members, GIB, variant)) is None, case
-
-
-def test_memory_of_a_grace_is_behind_nvlink() -> None:
-    run = machine(gpus(2, "NVIDIA GH200 480GB"), {}, 25.0, slot=(5, 16))
-    limit = Hardware(run).of(DataPoint(Operation.H2D_CE, (0,), GIB, Variant.HOST))
-    assert limit is not None
-    assert limit.gbs == 450.0
-
-
-def test_nccls_choice_decides_whether_the_switch_reduced() -> None:
-    """NCCL was asked and chose it for no message: then the ring's bound holds."""
-    machine_ = replace(HGX.machine, multicast=False)
-    limit = Hardware(replace(HGX, machine=machine_)).of(DataPoint(Operation.ALLREDUCE, ALL, GIB))
-    assert limit is not None
-    assert limit.gbs == 450.0
 
 
 @pytest.mark.parametrize(

@@ -54,18 +54,6 @@ def test_the_fastest_memory(
     assert (found.gain and (found.gain.kind, round(found.gain.ratio, 6))) == gain, case
 
 
-def test_trials_of_one_pass_are_compared_though_passes_differ_by_half() -> None:
-    passes = (1.0, 1.5, 0.7, 1.3, 0.9, 1.6)
-    times = {NONE: [1.1 * one for one in passes], WINDOW: list(passes)}
-    found = winner(GIB, times)
-    assert found.fastest == (WINDOW,)
-    assert found.others[0].interval == pytest.approx((1.1, 1.1))
-
-
-def test_two_trials_prove_nothing() -> None:
-    assert winner(GIB, {NONE: [2.0, 2.0], WINDOW: [1.0, 1.0]}).fastest == (NONE, WINDOW)
-
-
 _SECONDS = st.lists(st.floats(1e-6, 1e-2), min_size=1, max_size=9)
 
 

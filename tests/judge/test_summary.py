@@ -1,4 +1,4 @@
-from itertools import combinations, permutations
+from itertools import combinations
 
 import pytest
 
@@ -57,14 +57,3 @@ def test_what_lacks_is_named_with_its_reason() -> None:
     ]
     run.complete = False
     assert only(run).missing[-1].absence.kind is AbsenceKind.NOT_REACHED
-
-
-def test_a_link_lacks_in_its_own_direction() -> None:
-    links = [link for link in permutations(range(3), 2) if link != (2, 0)]
-    run = run_of(gpus(3), [measured(Operation.CE_WRITE, link, 390.0) for link in links])
-    (ranked,) = rank_summary(run)
-    assert [lack.members for lack in ranked.missing] == [(2, 0)]
-
-
-def test_a_run_without_pairs_has_nothing() -> None:
-    assert rank_summary(run_of(gpus(4), [measured(SUM, (0, 1, 2, 3), 300.0)])) == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import permutations
 
 import pytest
 
@@ -121,13 +121,6 @@ def test_no_peer_access_excuses_a_pair_where_it_is_all_that_is_lacking(
     assert (absence.by_design, len(found.lacking)) == (by_design, 0 if by_design else 1)
     plain = skipped[0].variant is Variant.PLAIN
     assert absence.kind is (AbsenceKind.SKIPPED if plain else AbsenceKind.NOT_MEASURED)
-
-
-def test_pairs_are_judged_one_by_one() -> None:
-    points = [measured(WRITE, link, 400.0) for link in permutations(range(4), 2) if link != (3, 1)]
-    found = coverage(run_of(gpus(4), points))
-    assert found.judged == tuple(pair for pair in combinations(range(4), 2) if pair != (1, 3))
-    assert ([*found.missed], found.pairs) == ([(1, 3)], 6)
 
 
 def less(run: Run, *left_out: tuple[Work, tuple[int, ...]]) -> Run:

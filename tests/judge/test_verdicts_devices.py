@@ -32,11 +32,6 @@ def test_a_foreign_process_is_contention_and_explains_its_gpus_slow_links() -> N
     assert {Kind.NV_DEGRADED, Kind.ASYMMETRY} & set(verdict.explains) == {Kind.NV_DEGRADED}
 
 
-def test_a_foreign_process_does_not_explain_other_gpus() -> None:
-    run = flagged(h200(slow([(0, 1), (1, 0)], 0.5)), shared(3, 2))
-    assert [(v.kind, v.members) for v in faults(run)] == [(Kind.CONTENTION, (3,)), (Kind.NV_DEGRADED, (0, 1))]
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_processes_that_only_health_saw(when: str) -> None:
     states = tuple(Health(processes=int(gpu == 1)) for gpu in range(4))
@@ -98,11 +93,6 @@ def test_an_idle_process_beside_a_busy_one_explains_only_the_other_end_of_its_co
     assert (Kind.CONTENTION, (0, 1)) in found or (Kind.CONTENTION, (0,)) in verdicts, case
 
 
-def test_nobody_else_is_no_contention() -> None:
-    states = tuple(Health(processes=0) for _ in range(4))
-    assert faults(replace(h200(), health_before=states, health_after=states)) == []
-
-
 def test_nvlinks_that_slow_each_other_down() -> None:
     verdict = the(with_check(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
     assert "concurrently they reach 0.60 of their isolated rate (ce-write)" in what(verdict)
@@ -159,21 +149,6 @@ def test_copies_with_any_numa_nodes_memory_show_what_a_slot_carries() -> None:
     assert faults(replace(run, measurements=on_node)) == []
 
 
-@pytest.mark.parametrize(
-    ("case", "generation", "width"),
-    [
-        ("gen 3, but 24 GB/s were copied: it had gone to rest when it was read", 3, 16),
-        ("gen 2, likewise", 2, 16),
-        ("gen 1, likewise", 1, 16),
-        ("gen 1 of an unknown width", 1, None),
-        ("the best that it can do", 4, 16),
-        ("not reported", None, None),
-    ],
-)
-def test_slots_that_are_well(case: str, generation: int | None, width: int | None) -> None:
-    assert faults(slot(pcie({}, lambda _w, _m: 22.0), generation, width)) == [], case
-
-
 def only(run: Run, *variants: Variant) -> Run:
     return replace(run, measurements=[m for m in run.measurements if m.point.variant in variants])
 
@@ -195,12 +170,6 @@ def test_a_low_generation_needs_slow_host_copies_and_lost_lanes_none(
 ) -> None:
     run = slot(only(pcie({}, lambda _w, _m: gbs), *variants), *now)
     assert [v.kind for v in judge(run)].count(Kind.PCIE_DEGRADED) == found, case
-
-
-def test_a_slow_slot_does_not_explain_nvlinks() -> None:
-    run = slot(h200(slow(ROW, 0.85)), 5, 1, gpu=3)
-    kinds = [v.kind for v in faults(only(run, Variant.PLAIN))]  # copies to and through host memory are fast
-    assert kinds == [Kind.PCIE_DEGRADED, Kind.INTRA_LABEL_OUTLIER]
 
 
 def via_host(gbs: float, staged: float) -> Run:

@@ -131,12 +131,6 @@ def test_a_socket_with_one_gpu_has_a_link_to_the_other_socket_too(way: Members) 
     assert of(verdict.cause) == ("sockets", (0, 1, 2, 3))
 
 
-@pytest.mark.parametrize("other", [2, 5, 7])
-def test_two_slow_slots_are_both_named(other: int) -> None:
-    found = faults(on_tree(slow(*slot(0), *slot(other))))
-    assert sorted(verdict.members for verdict in found) == [(0,), (other,)]
-
-
 def test_a_slow_slot_that_shares_half_of_its_links_with_a_slower_one_is_named() -> None:
     """Bridges join 0-1 and 2-3, so GPU3 has two pairs over PCIe: with GPU1 it reaches what its own slot carries."""
     slots = (15.0, 26.0, 26.0, 20.0)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.judge.diagnose import Kind, coverage, judge
+from collbench.judge.diagnose import Kind, coverage
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, SkipKind, Skipped
@@ -39,19 +39,6 @@ def test_wrong_data_is_hard_and_names_its_place(case: str, reason: str, members:
     assert (verdict.severity, verdict.members) == ("hard", members), case
     assert reason.rstrip(".") in verdicts.what(verdict, run)
     assert "dmesg | grep -i -e iommu -e dmar -e Xid" in verdict.fix
-
-
-def test_over_pcie_the_usual_cause_is_the_iommu() -> None:
-    run = ended(pcie({}, lambda _w, _m: 22.0), WRONG, (3, 1))
-    verdict = the(run, Kind.DATA_CORRUPT)
-    assert verdict.cause.name == "acs_corrupts"
-    assert "ACSCtl" in verdict.fix
-
-
-def test_a_count_of_wrong_elements() -> None:
-    run = h200()
-    run.measurements[0].wrong = 3
-    assert the(run, Kind.DATA_CORRUPT).members == run.measurements[0].point.members
 
 
 def test_cores_of_the_host_backend() -> None:
@@ -118,12 +105,6 @@ def test_a_pair_with_what_failed_or_was_not_tried_is_not_among_those_that_agree(
     covered = coverage(failed(h200(), Operation.CE_WRITE, (2, 1), HUNG, kind))
     assert [*covered.lacking] == [(1, 2)]
     assert len(covered.judged) == 5
-
-
-def test_an_interrupted_run_is_judged_on_what_it_has() -> None:
-    run = replace(h200(), complete=False)
-    assert faults(replace(run, measurements=run.measurements[:20])) == []
-    assert judge(replace(run, measurements=[])) == judge(h200())
 
 
 def test_wrong_elements_without_words_are_counted() -> None:

@@ -103,18 +103,6 @@ def test_faster_than_the_label_allows(case: str, label: str, gbs: float, kind: K
     assert verdict.members == (0, 1), case
 
 
-def test_more_than_the_nvlinks_can_carry_is_a_wrong_clock() -> None:
-    verdict = the(h200(slow([(0, 1)], 470 / 393.8)), Kind.IMPOSSIBLE)
-    assert verdict.members == (0, 1)
-    assert verdict.cause.name == "timing_or_limit"
-
-
-def test_reads_that_a_cache_served_are_impossible_though_the_copy_engines_are_not() -> None:
-    """64 MiB in L2 were read at 3,350 GB/s where a full GPU left no room to rotate [4 × H200]."""
-    run = h200(lambda work, members: 3350 / 376 if (work, members) == (Work(Operation.SM_READ), (0, 1)) else 1.0)
-    assert [(v.kind, v.members) for v in faults(run)] == [(Kind.IMPOSSIBLE, (0, 1))]
-
-
 def test_all_that_a_device_sends_at_once_is_limited_by_its_port() -> None:
     """1185 GB/s over a port of 450: three lanes timed one after another [4 × H200]. Two trials are enough."""
     lanes = trials(Work(Operation.CE_WRITE, Variant.ONE_TO_ALL), (2, 0, 1, 3), 1185.0 / 3)
@@ -156,14 +144,6 @@ def test_without_any_slots_rate_only_what_no_pcie_can_carry_is_hidden() -> None:
 
     assert kinds(run(60.0)) == []
     assert Kind.HIDDEN_NVLINK in kinds(run(394.0))
-
-
-def test_small_messages_show_latency_and_are_not_judged() -> None:
-    run = h200(slow(BOTH, 0.2))
-    small = [replace(found, point=replace(found.point, size_bytes=64 * 2**10)) for found in run.measurements]
-    run = replace(run, measurements=small)
-    assert faults(run) == []
-    assert any("no copy of 16M or more" in line for line in undone(run))
 
 
 @pytest.mark.parametrize(
@@ -224,11 +204,6 @@ def test_what_beats_a_link_is_reported_of_its_ways_with_all_rates(variant: Varia
     assert verdict.measured == pytest.approx((1000.0, 2000.0, 3000.0))
     (one,) = (v for v in judge(replace(run, measurements=[*kept, fast[0]])) if v.kind is Kind.IMPOSSIBLE)
     assert "1 batch)" in what(one)
-
-
-def test_unused_links_are_looked_at_from_one_end_and_degraded_ones_from_both() -> None:
-    assert "nvidia-smi nvlink -s -i 0;" in the(h200(slow(BOTH, 38.4 / 393.8)), Kind.NV_NOT_USED).fix
-    assert "nvidia-smi nvlink -s -i 0,1;" in the(h200(slow(BOTH, 0.5)), Kind.NV_DEGRADED).fix
 
 
 @pytest.mark.parametrize(("worth", "reported"), [(1.2, "1"), (0.5, "0.5"), (16.0 / 2, "8")])

@@ -9,7 +9,7 @@ from collbench.judge.diagnose import Kind, judge
 from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-from tests.builders import GIB, measured, nvml_says, shared, smi_says, throttled
+from tests.builders import GIB, measured, nvml_says, smi_says, throttled
 from tests.judge.checked import beside_others, faults, flagged, h200, pcie, slow, the, undone
 
 PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
@@ -38,12 +38,6 @@ def test_what_the_copies_carry_is_the_limit_of_a_contradiction() -> None:
     assert 390 < contradiction.theory_gbs < 397
 
 
-def test_another_process_is_no_excuse_for_a_variable() -> None:
-    run = with_settings(h200(slow(PAIRS, DISABLED, copies=False)), {"NCCL_P2P_DISABLE": "1"})
-    run = flagged(run, shared(3))
-    assert [v.kind for v in faults(run)] == [Kind.CONTENTION, Kind.NV_NOT_USED]
-
-
 @pytest.mark.parametrize(("share", "kind"), [(DISABLED, Kind.NV_NOT_USED), (0.3, Kind.COLLECTIVE_CONTRADICTION)])
 def test_without_a_variable_the_log_tells(share: float, kind: Kind) -> None:
     verdict = the(h200(slow(PAIRS, share, copies=False)), kind)
@@ -55,12 +49,6 @@ def test_pairs_that_are_only_slow_are_no_part_of_those_that_use_no_nvlinks() -> 
     shares: dict[tuple[int, ...], float] = {pair: DISABLED if 0 in pair else 0.3 for pair in PAIRS}
     run = h200(lambda work, members: 1.0 if work.operation.is_copy else shares.get(members, 1.0))
     assert [v.kind for v in faults(run)] == [Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION]
-
-
-def test_one_pair_alone() -> None:
-    contradiction = faults(h200(slow([(1, 2)], 0.3, copies=False)))[-1]
-    assert (contradiction.kind, contradiction.members) == (Kind.COLLECTIVE_CONTRADICTION, (1, 2))
-    assert contradiction.explains == (Kind.INTRA_LABEL_OUTLIER,)
 
 
 @pytest.mark.parametrize(
@@ -81,26 +69,6 @@ def test_the_variable_that_slows_nccl_is_named(environment: Mapping[str, str], c
     found = the(run, Kind.COLLECTIVE_CONTRADICTION).cause
     assert found.name == cause
     assert cause not in environment or f" {cause}={environment[cause]} " in found.text
-
-
-def test_small_messages_are_not_judged() -> None:
-    run = h200(slow(PAIRS, DISABLED, copies=False))
-    small = [
-        replace(m, point=replace(m.point, size_bytes=2**20)) if m.point.operation is Operation.ALLREDUCE else m
-        for m in run.measurements
-    ]
-    assert faults(replace(run, measurements=small)) == []
-    assert undone(replace(run, measurements=small)) == [
-        "NCCL against the links: no collective of 64M or more was measured"
-    ]
-
-
-def test_slow_links_explain_a_slow_collective() -> None:
-    def share(work: object, members: tuple[int, ...]) -> float:
-        return 0.3 if set(members) == {0, 1} else 1.0
-
-    verdict = the(h200(share), Kind.NV_DEGRADED)
-    assert verdict.members == (0, 1)
 
 
 def test_over_pcie_nccl_may_take_host_memory() -> None:

@@ -185,11 +185,6 @@ def test_the_way_back_is_compared_only_where_it_may_be() -> None:
     assert Kind.ASYMMETRY not in [v.kind for v in judge(replace(run, measurements=half))]
 
 
-def test_one_kind_of_copy_that_is_slow_one_way_is_enough() -> None:
-    verdict = the(h200(lambda work, m: 0.85 if work == WRITE and m == (0, 1) else 1.0), Kind.ASYMMETRY)
-    assert "(ce-write)" in what(verdict)
-
-
 @pytest.mark.parametrize(("share", "works"), [(1.2, "(ce-read, ce-write, sm-read, sm-write)"), (0.8, None)])
 def test_small_gaps_of_all_copies_are_surer_together(share: float, works: str | None) -> None:
     """Each of four gaps reaches half of its own error beyond the threshold, or a little more or less."""

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import pytest
 
-from collbench.judge.diagnose.readings import CE, Facts, Reading, Readings, read
+from collbench.judge.diagnose.readings import Reading, Readings, read
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import InterferenceCheck, Measurement, Run
 from tests.builders import GIB, gpus, measured, paths, run_of
@@ -47,11 +47,6 @@ def point(
 def read_one(run: Run, members: tuple[int, ...] = (0, 1)) -> Reading:
     (only,) = (one for one in read(run).points if one.members == members)
     return only
-
-
-@pytest.mark.parametrize(("count", "high"), [(1, 0), (6, 5), (7, 5), (9, 7)])
-def test_of_seven_trials_one_may_be_wild(count: int, high: int) -> None:
-    assert reading(trials=[float(step) for step in range(count)]).high == high
 
 
 def test_a_reading_needs_three_trials() -> None:
@@ -181,10 +176,6 @@ def test_a_small_pool_takes_the_noise_of_all_copies_where_that_is_more(trials: l
     assert found[WRITE, (0, 1)].error == pytest.approx(found[SM, (0, 1)].error if wide else 0.0)
 
 
-def test_a_run_without_anything_has_no_readings() -> None:
-    assert read(run_of(gpus(2), [])).points == ()
-
-
 def test_readings_of_a_work_are_those_of_large_messages() -> None:
     points = (reading(), reading(members=(1, 0), size=MIB), reading(members=(1, 2), size=MIB - 1), reading(READ))
     found = Readings(points, 3.0)
@@ -235,10 +226,3 @@ def test_bounds_and_differences_are_z_errors_wide() -> None:
     middle = reading(gbs=300.0, error=0.02)
     span = found.span([high, low, middle])
     assert span == pytest.approx((200 * math.exp(-0.08), 300, 400 * math.exp(0.06)))
-
-
-def test_facts_name_what_is_known() -> None:
-    run = run_of(gpus(3), [point([400.0] * 3)], paths(2, "NV18"))
-    facts = Facts(run)
-    assert (facts.label((1, 0)), facts.label((0, 2))) == ("NV18", "?")
-    assert facts.readings.of(CE[0]).keys() == {(0, 1)}
