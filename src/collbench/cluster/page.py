@@ -22,7 +22,7 @@ from collbench.model.units import DELTA, fixed
 from collbench.report import sentences
 from collbench.report.text.frame import ALARM, not_judged
 from collbench.report.text.layout import Lines, Page, whole
-from collbench.runfile.codec import plain
+from collbench.runfile.codec import head, plain
 
 _FEW_FINDINGS = 12  # lines on the short page
 
@@ -99,10 +99,7 @@ def as_plain(
     """Return the same as JSON's own types; the backend "sim" says what the figures are."""
     data, judged = plain(origin), plain(replace(judgement, sharing=None))
     del judged["sharing"], judged["confirm"]  # for the next round
-    return {
-        "format": "collbench-nodes",
-        "format_version": 1,
-        "backend": data.pop("backend"),
+    return head("nodes", origin.backend) | {
         **data,
         "judgement": judged,
         "choice": None
@@ -112,7 +109,7 @@ def as_plain(
             "left_out": [[node, left_out(why)] for node, why in choice.left_out],
             "nodes": [origin.names[node] for node in choice.members],
         },
-        "truth": None if truth is None else plain(truth),
+        "truth": plain(truth),
     }
 
 

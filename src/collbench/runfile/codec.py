@@ -35,13 +35,17 @@ def picked(thing: object, *names: str) -> dict[str, Any]:
     return {name: plain(getattr(thing, name)) for name in names}
 
 
-def document(name: str, body: Mapping[str, Any], backend: str = "") -> str:
-    """Return what a command prints with --json: text that ends in a line break, its first keys format and version.
+def head(name: str, backend: str = "") -> dict[str, Any]:
+    """Return the first keys of what a command prints with --json: format and version.
 
     `backend` is the next one: by it a script tells simulated figures. "" for what has no figures of one backend.
     """
-    head = {"format": f"collbench-{name}", "format_version": 1} | ({"backend": backend} if backend else {})
-    return json.dumps({**head, **body}, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    return {"format": f"collbench-{name}", "format_version": 1} | ({"backend": backend} if backend else {})
+
+
+def document(name: str, body: Mapping[str, Any], backend: str = "") -> str:
+    """Return what a command prints with --json: text that ends in a line break, first the keys of `head`."""
+    return json.dumps({**head(name, backend), **body}, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ from collbench.model.run import Run, tags
 from collbench.model.units import amount, counted, fixed
 from collbench.report.text.frame import ALARM, interrupted, origin, sim
 from collbench.report.text.layout import Block, Lines, both, listed, prose, table
-from collbench.runfile.codec import picked
+from collbench.runfile.codec import head, picked
 
 _FEW = 12  # rows, assumptions
 _BAND = "band      from full overlap with compute to none"
@@ -103,10 +103,7 @@ def training_json(prediction: Prediction) -> dict[str, Any]:
     def names(members: tuple[int, ...] | None) -> list[str] | None:
         return None if members is None else [run.devices[position].tag for position in members]
 
-    return {
-        "format": "collbench-prediction",
-        "format_version": 1,
-        **picked(run, "backend"),
+    return head("prediction", run.backend) | {
         **picked(run.machine, "fabric", "hostname"),
         **picked(run, "started"),
         **picked(step, "strategy", "parameters", "layers", "dtype"),
@@ -209,10 +206,7 @@ def _other_gpus(predicted: PredictedJob) -> str:
 
 def job_json(job: Job, predicted: PredictedJob) -> dict[str, Any]:
     """Return the prediction as JSON, in seconds; "longer_seconds" is [least, expected, most] (docs/predict.md)."""
-    return {
-        "format": "collbench-job-prediction",
-        "format_version": 1,
-        "backend": predicted.here.links.run.backend,
+    return head("job-prediction", predicted.here.links.run.backend) | {
         "recorded_gpus": [device.name for device in predicted.recorded.devices],
         "gpus": [device.name for device in predicted.here.devices],
         "recorded_links_given": predicted.here.links is not predicted.recorded.links,

@@ -30,7 +30,7 @@ from collbench.model.run import Device, PeerStatus, tags
 from collbench.model.units import abridged, amount, figure, fixed, verb
 from collbench.report.sentences import failure, wrong_data
 from collbench.report.text.layout import Lines, Part, table
-from collbench.runfile.codec import document, picked
+from collbench.runfile.codec import document, head, picked
 
 # In JSON with an underscore.
 _WORDS = {
@@ -289,10 +289,8 @@ def dumps(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> st
 def as_json(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> dict[str, Any]:
     """Return the same in JSON's own types."""
     devices = peer_map.devices
-    return {
-        "format": "collbench-p2p",
-        "format_version": 1,
-        **picked(peer_map, "backend", "hostname", "fabric"),
+    return head("p2p", peer_map.backend) | {
+        **picked(peer_map, "hostname", "fabric"),
         "exit_status": exit_status,
         "answer": answer(peer_map, every),
         "seconds": round(peer_map.seconds, 3),

@@ -22,7 +22,7 @@ from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
 from collbench.report.text.frame import not_judged as not_judged_line
 from collbench.report.text.layout import Found, Lines, Page, Part, both, more, prose, short, whole
-from collbench.runfile.codec import document, picked
+from collbench.runfile.codec import document, head, picked
 
 _STATUS = {
     Severity.HARD: ExitStatus.UNTRUSTED,
@@ -145,10 +145,7 @@ def as_json(
 ) -> dict[str, Any]:
     """Return the same in JSON's own types."""
     covered = coverage(run)
-    return {
-        "format": "collbench-check",
-        "format_version": 1,
-        **picked(run, "backend"),
+    return head("check", run.backend) | {
         **picked(run.machine, "hostname", "fabric"),
         **picked(run, "started"),
         "exit_status": int(status(run, verdicts) if exit_status is None else exit_status),
