@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -34,6 +35,15 @@ def ordinary(run: Run) -> Run:
     """
     kinds = kinds_of(run)
     return run if kinds in ((), (Registration.NONE,)) else on_memory(run, kinds[0])
+
+
+def by_communicator(run: Run) -> dict[tuple[Operation, tuple[int, ...]], list[Measurement]]:
+    """Return the collectives of each operation on each set of devices, in the file's order."""
+    groups = defaultdict[tuple[Operation, tuple[int, ...]], list[Measurement]](list)
+    for one in run.measurements:
+        if one.point.operation.is_collective:
+            groups[one.point.operation, one.point.members].append(one)
+    return groups
 
 
 def on_memory(run: Run, kind: Registration) -> Run:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from collbench.judge.outcome import outcome, without_idle
 from collbench.judge.physics import Impossible, by_point
-from collbench.judge.registration import ordinary
+from collbench.judge.registration import by_communicator, ordinary
 from collbench.judge.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
@@ -80,10 +80,8 @@ def communicators(run: Run) -> list[Communicator]:
 
     Times are those of the launch loop, or with -G of the graph replay. Raises UsageError for a run without collectives.
     """
-    run, groups = ordinary(without_idle(run)), dict[tuple[Operation, tuple[int, ...]], list[Measurement]]()
-    for measurement in run.measurements:
-        if measurement.point.operation.is_collective:
-            groups.setdefault((measurement.point.operation, measurement.point.members), []).append(measurement)
+    run = ordinary(without_idle(run))
+    groups = by_communicator(run)
     if not groups:
         raise UsageError(
             "the nccl-tests format has rows for collectives, and this run holds none: show it without --format"

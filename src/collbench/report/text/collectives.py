@@ -17,6 +17,7 @@ from collbench.judge.registration import (
     TOKEN_HIDDEN,
     SmallAllreduces,
     Winner,
+    by_communicator,
     kinds_of,
     ordinary,
     published,
@@ -51,15 +52,14 @@ def collectives_page(run: Run) -> Page:
     for largest in at_largest(ordinary(run).measured()).values():
         yield rates_line(run, largest)
     yield from whole("header", Lines(header(run)))
-    groups = sorted(dict.fromkeys((m.point.operation, m.point.members) for m in run.measurements))
+    groups = by_communicator(run)
     few, impossible_points, kinds = len(groups) <= 1, by_point(run), kinds_of(run)
     if any(measurement.samples for measurement in run.measurements):
         yield from both("notes", *normal_line(run))
     if not few:
         yield from short(*_communicators(ordinary(run)))
-    for operation, devices in groups:
-        measurements = [m for m in run.measurements if (m.point.operation, m.point.members) == (operation, devices)]
-        head = Lines(f"\n{_title(run, operation, devices, measurements, kinds)}")
+    for (operation, devices), measurements in sorted(groups.items()):
+        head = Lines(f"\n{_title(run, measurements, kinds)}")
         every = _table(run, measurements, impossible_points)
         compared = compared_memory(run, operation, devices) if len(kinds) > 1 else []
         if compared:
@@ -76,7 +76,7 @@ def collectives_page(run: Run) -> Page:
             yield from short(head, _table(run, spaced, impossible_points).without(_ONLY_WHOLE))
             if step > 1:
                 yield from short(Text(f"one size of {step}; --verbose shows all {len(sizes)}"))
-    for operation in dict.fromkeys(operation for operation, _ in groups):
+    for operation in sorted({operation for operation, _ in groups}):
         yield from whole("tables", Text(_legend(run, operation)))
     if run.latencies:
         yield from _all_launches(run)
@@ -103,18 +103,12 @@ def _communicators(run: Run) -> Iterator[Part]:
             yield from listed(table("devices", "time µs", "busbw GB/s", "95% interval", rows=rows), _FEW_ROWS)
 
 
-def _title(
-    run: Run,
-    operation: Operation,
-    devices: tuple[int, ...],
-    measurements: Sequence[Measurement],
-    kinds: Sequence[Registration],
-) -> str:
-    settings = [run.settings.dtype]
+def _title(run: Run, measurements: Sequence[Measurement], kinds: Sequence[Registration]) -> str:
+    largest = max((one.point for one in measurements), key=lambda point: point.size_bytes)
+    operation, devices, settings = largest.operation, largest.members, [run.settings.dtype]
     if operation.reduces:
         settings.append(run.settings.redop)
     if operation.irregular:
-        largest = max((one.point for one in measurements), key=lambda point: point.size_bytes)
         uneven = f"{largest.skew}, busiest rank {imbalance(largest.blocks):.2f} × the mean"
         settings.append("uniform" if largest.skew is None else uneven)
     if len(kinds) == 1 and kinds[0] is not Registration.NONE:
@@ -230,8 +224,7 @@ def _of_variant(run: Run, operation: Operation, devices: tuple[int, ...], varian
 
 def fastest_memory(run: Run) -> Iterator[Part]:
     """Yield for each collective and pair which memory is fastest at which sizes."""
-    measurements = [measurement for measurement in run.measured() if measurement.point.operation.is_collective]
-    for operation, devices in dict.fromkeys((one.point.operation, one.point.members) for one in measurements):
+    for operation, devices in by_communicator(run):
         where = f"{operation} on {tags(devices, run.devices, '-')}"
         same = ranges(winners(run, operation, devices, Variant.PLAIN))
         yield Lines("\n".join(f"memory    {where}: {winner_words(one)}{sim(run, ' (sim)')}" for one in same))
