@@ -123,7 +123,7 @@ class Block:
     verbose: bool | None = None
 
 
-Page = Iterable[Part | Block | str]
+Page = Iterable[Part | Block]
 
 
 def shown(page: Page, *, verbose: bool) -> Iterator[Part]:
@@ -134,7 +134,7 @@ def shown(page: Page, *, verbose: bool) -> Iterator[Part]:
     left_out = set[str]()
     for block in page:
         if not isinstance(block, Block):
-            yield Text(block) if isinstance(block, str) else block
+            yield block
         elif block.verbose in (None, verbose):
             yield block.part
         else:

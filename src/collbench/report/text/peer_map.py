@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -61,10 +61,10 @@ def _host_trouble(peer_map: PeerMap) -> list[tuple[Link, Crossing]]:
     return [(link, one) for link, one in through if one.state.is_broken]
 
 
-def _contradicted(peer_map: PeerMap) -> list[PeerLink]:
+def _contradicted(peer_map: PeerMap) -> list[Link]:
     """Return the links for which CUDA, NVML and nvidia-smi do not say the same."""
     return [
-        link
+        link.devices
         for link in peer_map.links
         if any(
             answers[one].allows not in (None, link.cuda)
@@ -132,7 +132,7 @@ def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
         yield f"trouble   through the host, {links}: {_why(lost[0][1], devices)}"
     if peer_map.nccl_failure is not None:
         yield f"NCCL      all-to-all: {_trouble(peer_map.nccl_failure, devices)}"
-    if others := dict.fromkeys(link.devices for link in _contradicted(peer_map)):
+    if others := _contradicted(peer_map):
         yield f"reported  {_DIFFER}{_names(others, peer_map)}"
     for cause in every:
         yield f"cause     {cause.name} ({cause.certainty}; {_names(cause.links, peer_map)}): {cause.text}"
@@ -187,7 +187,7 @@ def _besides(peer_map: PeerMap) -> Iterator[str]:
     if peer_map.together:
         yield "no process can open all GPUs"
     if others := _contradicted(peer_map):
-        yield f"{_DIFFER}{_names([link.devices for link in others], peer_map)}"
+        yield f"{_DIFFER}{_names(others, peer_map)}"
 
 
 _DIFFER = "CUDA, NVML and nvidia-smi topo -p2p differ for "
@@ -265,7 +265,7 @@ def _link(link: Link, devices: Sequence[Device]) -> str:
     return tags(link, devices, "→")
 
 
-def _names(links: Sequence[Link] | Mapping[Link, None], peer_map: PeerMap) -> str:
+def _names(links: Sequence[Link], peer_map: PeerMap) -> str:
     if len(links) == len(peer_map.links) > 2:
         return f"all {len(links)} links"
     return abridged([_link(link, peer_map.devices) for link in links], _MOST_LINKS)
