@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from collbench.judge.tiers import Relation
 from collbench.model.operations import COLLECTIVES, Work
 from collbench.model.run import Run
 from collbench.report.html.page import render
@@ -165,6 +166,13 @@ def luminance(colour: str) -> float:
 def contrast(one: str, other: str) -> float:
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
+
+
+def test_the_map_has_words_for_every_relation_to_the_best() -> None:
+    """The page's data have the first letter of each: one without words would read "1, undefined"."""
+    words = re.search(r"RELATIONS = \{(.+?)\};", (PIECES / "words.js").read_text("utf-8"), re.DOTALL)
+    assert words is not None
+    assert sorted(re.findall(r"(\w): \"", words[1])) == sorted(relation.value[0] for relation in Relation)
 
 
 SHADES = re.findall(r"\.s([A-Y]) \{ background: (#\w+); color: (#\w+)", (PIECES / "map.css").read_text("utf-8"))

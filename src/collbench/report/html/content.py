@@ -374,7 +374,6 @@ def _of_family(
         "name": f"{work} over {len(sets[0])} ranks" if family.kind == "group" else str(work),
         "kind": family.kind,
         "about": _DIRECTED[family.kind],
-        "collective": work.operation.is_collective,
         "sizes": sizes,
         "sets": [list(devices) for devices in sets],
         "names": [device_names(run.devices, work, devices) for devices in sets],

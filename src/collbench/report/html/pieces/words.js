@@ -16,7 +16,13 @@ function intervalText(low, high) {
   return `${figureText(low)}–${figureText(high)}`;
 }
 
-const RELATIONS = { t: "tied with the best", d: "different from the best", u: "undecided against the best", f: "failed" };
+const RELATIONS = {
+  t: "tied with the best",
+  d: "different from the best",
+  u: "undecided against the best",
+  f: "failed",
+  i: "impossible",
+};
 
 function tierText(entry) {
   return entry && entry.length ? `${entry[0]}, ${RELATIONS[entry[1]]}` : "";
