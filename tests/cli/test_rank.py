@@ -68,3 +68,13 @@ def test_a_run_of_all_devices_alone_has_no_pair(program: Program, tmp_path: Path
     result = program("show", "--ranking", str(path))
     assert result.status == 2
     assert result.line.endswith("it holds no link, pair or device: measure with 'collbench pairs' first")
+
+
+def test_the_json_of_a_ranking_has_what_its_page_and_check_say_first(program: Program, saved: str) -> None:
+    first = program("show", "--ranking", saved).out.splitlines()[0]
+    answer = json.loads(program("show", "--ranking", saved, "--json").out)
+    assert first == f"{answer['contradiction']}: 'collbench check {saved}' explains it"
+    assert answer["verdicts"] == json.loads(program("check", saved, "--json").out)["verdicts"]
+    assert [(one["kind"], one["members"]) for one in answer["verdicts"]] == [("INTRA_LABEL_OUTLIER", [1, 3])]
+    healthy = json.loads(program("show", "--ranking", str(RECORDED), "--json").out)
+    assert (healthy["contradiction"], {one["severity"] for one in healthy["verdicts"]}) == ("", {"info"})

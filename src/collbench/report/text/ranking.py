@@ -37,7 +37,7 @@ from collbench.report.text.layout import Figures, Lines, Page, Part, Table, both
 from collbench.report.text.matrix import at_largest, heat_map, legend, render_bandwidths, undecided, unit_of, value
 from collbench.report.text.reference import below, normal_line
 from collbench.report.text.topology import render_labels
-from collbench.report.text.verdicts import contradicted, contradiction, p2p_line
+from collbench.report.text.verdicts import contradicted, contradiction, found_json, p2p_line
 from collbench.runfile.codec import picked, plain
 
 # The page of `collbench pairs` and `check`: labels, bandwidths, ranking, recommendation.
@@ -268,6 +268,8 @@ def as_json(run: Run, ranked_works: Sequence[RankedWork]) -> dict[str, Any]:
         **picked(run.machine, "fabric", "hostname"),
         **picked(run, "started"),
         "failed": headline(run),
+        "contradiction": contradiction(run),
+        "verdicts": found_json(run, judge(run)),
         "devices": [device.tag for device in run.devices],
         "works": works,
     }

@@ -152,7 +152,7 @@ def as_json(
         "pairs": covered.pairs,
         "judged": len(covered.judged),
         "failed": "; ".join(filter(None, (headline(run), f"FAILED: {shortfall}" if shortfall else ""))),
-        "verdicts": [_plain(run, verdict) for verdict in verdicts],
+        "verdicts": found_json(run, verdicts),
         "not_judged": [
             *unjudged(run, covered),
             *filter(None, [against_staging(run, verdicts)]),
@@ -160,6 +160,11 @@ def as_json(
         ],
         "reference": reference.as_json(references.judge(run, references.load())),
     }
+
+
+def found_json(run: Run, verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
+    """Return the verdicts in JSON's own types (docs/check.md)."""
+    return [_plain(run, verdict) for verdict in verdicts]
 
 
 def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
