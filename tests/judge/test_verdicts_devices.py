@@ -221,6 +221,7 @@ def test_without_staged_copies_the_page_says_that_p2p_may_be_the_slower(direct: 
     page = text(verdicts.page(alone, judge(alone)))
     assert page.startswith("Nothing contradicts the labels, but P2P may be slower than host memory.")
     assert "a full 'collbench check' tells whether host memory is faster" in page
+    assert "agree" not in page.partition("\n")[2]
     assert "p2p       P2P reaches" in text(pairs_page(alone))
 
 

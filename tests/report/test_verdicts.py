@@ -105,3 +105,14 @@ def test_the_rate_the_percent_and_what_it_is_of_multiply_out(kind: str, seed: in
     share, base = 1 - int(said[1]) / 100, float(said[2])
     assert verdict.measured[1] == pytest.approx(share * base, abs=0.006 * base)
     assert f"{verdict.measured[1]:.1f} GB/s, theory {verdict.theory_gbs:.3g}" in verdicts.finding(verdict)
+
+
+def test_a_throttled_gpu_without_a_peer_to_be_compared_with_is_said() -> None:
+    slow = Fault(FaultKind.THROTTLED_GPU, (0,), factor=0.5, words="SW thermal slowdown")
+    asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",), isolated=True)
+    machine = fabrics.load("pcie-4-two-bridges")
+    two = replace(machine, gpus=machine.gpus[:2], faults=(slow,))
+    shown = page(simulate(two, asked, 1))
+    assert shown.startswith("Labels, tools and measurement agree.")
+    assert "health    throttled: SW thermal slowdown on GPU0 in " in shown
+    assert "health" not in page(simulate(replace(two, faults=()), asked, 1))

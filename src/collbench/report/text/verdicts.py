@@ -19,7 +19,7 @@ from collbench.model.run import Run, device_sets, tags
 from collbench.model.units import abridged, amount, figure, fixed, format_size, sentence, span, verb
 from collbench.report import sentences
 from collbench.report.text import reference
-from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
+from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim, unhealthy_lines
 from collbench.report.text.frame import not_judged as not_judged_line
 from collbench.report.text.layout import Found, Lines, Page, Part, both, more, prose, short, whole
 from collbench.runfile.codec import document, head, picked
@@ -80,10 +80,7 @@ def page(
         yield not_judged_line(_NOTHING)
     if shortfall:
         yield prose(f"FAILED: {shortfall}", ALARM)
-    healthy = _healthy(run, covered, verdicts)
-    judged = [Lines(f"agree     {healthy}")] if healthy else []
-    judged += [Lines(f"unjudged  {line}") for line in unjudged(run, covered)]
-    judged += p2p_line(run, verdicts)
+    judged = [*_judged(run, covered, verdicts)]
     if below or not faults:  # below a fault that no figure sees, nothing may read "normal"
         judged += reference.normal_line(run)
     yield from [] if faults or below else [concluded]
@@ -117,6 +114,16 @@ def against_staging(run: Run, verdicts: Sequence[Verdict]) -> str:
     reached = f"{span(low, high, '-')} GB/s{sim(run, ' sim')}"
     ask = "a full 'collbench check' tells whether host memory is faster"
     return f"P2P reaches {reached} on {abridged(names, _MOST_NAMES)}; {ask}"
+
+
+def _judged(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> Iterator[Lines]:
+    """Yield which pairs agree, what was not judged, and what was seen on devices, unless a verdict says it."""
+    if healthy := _healthy(run, covered, verdicts):
+        yield Lines(f"agree     {healthy}")
+    yield from (Lines(f"unjudged  {line}") for line in unjudged(run, covered))
+    yield from p2p_line(run, verdicts)
+    if not any(verdict.cause.seen or verdict.by_other_processes for verdict in verdicts):
+        yield from (Lines(f"health    {line}") for line in unhealthy_lines(run))
 
 
 def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
@@ -261,7 +268,8 @@ def p2p_line(run: Run, verdicts: Sequence[Verdict]) -> list[Lines]:
 def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
     """Return how many pairs have no fault, with the rates of each label; "" if all have one."""
     pairs = [frozenset(pair) for pair in covered.judged]
-    healthy = [pair for pair in pairs if not any(_concerns(verdict, pair) for verdict in verdicts)]
+    slow = {frozenset(reading.members) for reading in unstaged(run, verdicts)}
+    healthy = [pair for pair in pairs if pair not in slow and not any(_concerns(one, pair) for one in verdicts)]
     if not healthy:
         return ""
     facts = Facts(run)
