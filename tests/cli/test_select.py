@@ -11,8 +11,10 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from importlib import resources
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -538,3 +540,20 @@ def test_workers_follow_each_other_until_every_pair_delivered_wrong_data(fakes: 
     named = re.findall(r"wrong data: allreduce of \S+ B, GPU\d among (GPU\d, GPU\d):", done.stderr)
     assert sorted(named) == [f"GPU{a}, GPU{b}" for a, b in combinations(range(4), 2)]
     assert "the run has no pair to choose by, because measuring failed (wrong data)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"kind": "hanging-link"}, "check     FAILED: GPU0-GPU2: 50 data points, hang (sim)"),
+        ({"kind": "mistimed", "factor": 9}, "check     IMPOSSIBLE: GPU0-GPU2: "),
+    ],
+)
+def test_what_failed_on_other_pairs_is_said(program: Program, tmp_path: Path, fault: dict[str, Any], said: str) -> None:
+    shipped = resources.files("collbench.sim").joinpath("machines", "nvlink-pairs-2x2.json")
+    machine = json.loads(shipped.read_text("utf-8")) | {"faults": [fault | {"devices": [0, 2]}]}
+    (tmp_path / "broken.json").write_text(json.dumps(machine), encoding="utf-8")
+    run, fabric = str(tmp_path / "run.json"), str(tmp_path / "broken.json")
+    program("pairs", "--backend", "sim", "--fabric", fabric, "--quick", "--seed", "1", "-o", run)
+    chosen = program("select", "2", run, "--any-machine")
+    assert (chosen.status, chosen.out.splitlines()[1].startswith(said)) == (0, True), chosen.out

@@ -261,9 +261,9 @@ class Selection:
     `environment` is what makes CUDA see them alone. `decided_by` names the tie-breaks, "" if bandwidth decided;
     `tied`: the choice does not affect bandwidth; `heuristic`: not all sets were looked at; `estimated`: from labels
     alone, nothing was measured. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none.
-    `failed` are sets of devices within it on which something failed or moved wrong data. `contradiction` is the worst
-    that `check` finds in the evidence, on any device, "" for none. `published` are reference figures, where labels
-    decided and the GPUs have a name.
+    `failed` are sets of devices within it on which something failed or moved wrong data. `contradiction` is what failed
+    on other devices, else the worst that `check` finds in the evidence, on any device, "" for none. `published` are
+    reference figures, where labels decided and the GPUs have a name.
     """
 
     devices: tuple[Device, ...]

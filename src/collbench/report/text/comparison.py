@@ -212,9 +212,15 @@ def runs_vary(comparison: Comparison) -> str:
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Return the verdict in one sentence, with the number of undecided data points where most are."""
+    """Return the verdict in one sentence; if most data points are undecided, how many, and which pairs changed."""
     found = _found(comparison)
-    return f"{found.removesuffix('.')}; {_undecided(comparison)}." if comparison.mostly_undecided else found
+    if not comparison.mostly_undecided:
+        return found
+    clauses = [found.removesuffix("."), _undecided(comparison), *_changed_pairs(comparison)]
+    vary = (
+        ": earlier runs tell whether pairs vary so (--history FILE)" if clauses[2:] and not comparison.history else ""
+    )
+    return f"{'; '.join(clauses)}{vary}."
 
 
 def _undecided(comparison: Comparison) -> str:
