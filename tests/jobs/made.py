@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from math import inf
 
 from hypothesis import strategies as st
 
@@ -26,6 +27,15 @@ from collbench.jobs.job import (
 from collbench.model.operations import COLLECTIVES
 
 STARTED = "2026-01-02T03:04:05Z"
+
+
+def covered(spans: Iterable[tuple[float, float]], low: float = -inf, high: float = inf) -> float:
+    """Return how much of the time between two moments the spans cover: each moment once, however many there are."""
+    total, until = 0.0, low
+    for start, end in sorted(spans):
+        total += max(0.0, min(end, high) - max(start, until))
+        until = max(until, min(end, high))
+    return total
 
 
 def stepped(job: Job) -> Job:

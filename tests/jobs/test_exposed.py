@@ -1,4 +1,4 @@
-"""A real FSDP2 job whose ranks take turns to wait: exposed communication beside a union of kernels written here."""
+"""A real FSDP2 job whose ranks take turns to wait: exposed communication beside a union of its kernels."""
 
 from __future__ import annotations
 
@@ -15,20 +15,12 @@ from collbench.jobs.calls import report
 from collbench.jobs.job import Job
 from collbench.jobs.page import remarks
 from collbench.jobs.traces.folding import job_of
-from collbench.jobs.traces.formats import parse
+from collbench.jobs.traces.formats import read
+from tests.jobs.made import covered
 
 Spans = list[tuple[float, float]]
 KEPT = Path(__file__).parents[2] / "benchmarks/results/2026-11-26-2xh100-jobs"
 TRACES = sorted((Path(__file__).parents[1] / "data/two-h100-fsdp2").glob("trace-*.json.gz"))
-
-
-def length(spans: Spans, low: float, high: float) -> float:
-    """Return how much of the time between two moments the spans cover, µs."""
-    covered, until = 0.0, low
-    for start, end in sorted(spans):
-        covered += max(0.0, min(end, high) - max(start, until))
-        until = max(until, min(end, high))
-    return covered
 
 
 def kernels_of(path: Path) -> tuple[Spans, Spans, list[list[int]]]:
@@ -48,7 +40,7 @@ def exposed_of_steps(path: Path) -> list[float]:
     """Return the exposed ms of each step, from its first NCCL kernel to the next one's."""
     computed, sent, steps = kernels_of(path)
     firsts = [min(sent[at][0] for at in own) for own in steps]
-    return [(length(sent + computed, *pair) - length(computed, *pair)) / 1e3 for pair in pairwise(firsts)]
+    return [(covered(sent + computed, *pair) - covered(computed, *pair)) / 1e3 for pair in pairwise(firsts)]
 
 
 def exposed_waiting_of_steps(path: Path, other: Path) -> list[float]:
@@ -60,18 +52,14 @@ def exposed_waiting_of_steps(path: Path, other: Path) -> list[float]:
         for start, end, moving in ((*sent[at], theirs[at][1] - theirs[at][0]) for at in own):
             hides = computed + [one for one in sent if one[0] < start]
             until = max(start, end - moving)
-            total += length([*hides, (start, until)], start, end) - length(hides, start, end)
+            total += covered([*hides, (start, until)], start, end) - covered(hides, start, end)
         waits.append(total / 1e3)
     return waits
 
 
 @pytest.fixture(scope="module")
 def job() -> Job:
-    traces = []
-    for path in TRACES:
-        with path.open("rb") as file:
-            traces.append(parse(file, path.name, size=path.stat().st_size))
-    return job_of(traces)
+    return job_of(read(TRACES))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from collbench.jobs import api, job_file, page
+from tests.jobs.made import covered
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*ROOT.glob("benchmarks/results/*/*job*.json*"), *ROOT.glob("tests/data/traces/*-job.json")])
@@ -28,16 +29,6 @@ KEPT = [path for path in FILES if read(path)[1].get("format") == "collbench-job"
 
 def test_there_are_kept_jobs() -> None:
     assert len(KEPT) >= 8
-
-
-def union(intervals: list[tuple[float, float]]) -> float:
-    """Return how much of a line the intervals cover, by a sweep over their ends."""
-    edges = sorted([(start, 1) for start, _ in intervals] + [(end, -1) for _, end in intervals])
-    covered, depth = 0.0, 0
-    for (here, change), (there, _) in zip(edges, [*edges[1:], (edges[-1][0], 0)], strict=True):
-        depth += change
-        covered += (there - here) * (depth > 0)
-    return covered
 
 
 def steps_of(phase: dict[str, Any], keep: set[int]) -> list[float]:
@@ -79,7 +70,8 @@ def test_figures_are_those_of_the_calls(path: Path) -> None:
             continue
         if all(one.get("gpu_starts") for one in timed):
             busy = [
-                union([(a, a + b) for a, b in zip(one["gpu_starts"], one["gpu"], strict=True)]) / times for one in timed
+                covered([(a, a + b) for a, b in zip(one["gpu_starts"], one["gpu"], strict=True)]) / times
+                for one in timed
             ]
             assert row["kernels_seconds"] * 1e6 == pytest.approx(median(busy), rel=0.15)
 

@@ -23,6 +23,7 @@ from collbench.jobs.traces.formats import parse
 from collbench.jobs.traces.trace import Trace
 from collbench.model.errors import UsageError
 from tests.cli.program import Program
+from tests.jobs.made import covered
 
 GROUP = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1]}
 ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -134,15 +135,6 @@ def test_exposed_communication_is_waiting_and_transfer() -> None:
         assert row.exposed_waiting == pytest.approx(waiting)
 
 
-def union(intervals: list[tuple[float, float]]) -> float:
-    """Return how long at least one of these intervals lasts."""
-    total, until = 0.0, float("-inf")
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total
-
-
 @pytest.mark.parametrize("number", [3, 4, 9])
 def test_the_first_steps_wait_is_in_no_figure(number: int) -> None:
     """The header, the table of ranks and that of calls tell of the same steps, which are not the first one."""
@@ -160,8 +152,8 @@ def test_the_first_steps_wait_is_in_no_figure(number: int) -> None:
     assert found is not None
     usual = [(float(at), at + 60.0, at + 50.0, at + 50.0 + lasted[step]) for step, at in enumerate(range(number))]
     timed = usual[1:-1]  # the last one has no end
-    kernels = float(np.median([union([(start, end)]) for _, _, start, end in timed]))
-    exposed = sorted(union([(low, high), (start, end)]) - 60.0 for low, high, start, end in timed)
+    kernels = float(np.median([covered([(start, end)]) for _, _, start, end in timed]))
+    exposed = sorted(covered([(low, high), (start, end)]) - 60.0 for low, high, start, end in timed)
     (row,) = found.rows
     (gpu,) = (one for one in found.gpu if one.rank == 0)
     assert found.mine.kernels == pytest.approx(kernels * 1e-6, rel=1e-4)  # a trace has ns
