@@ -200,7 +200,8 @@ def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
     os.kill(processes[1], signal.SIGKILL)
     with pytest.raises(BackendError, match=r"rank 1 died .killed by signal 9") as caught:
         world.run(CONCURRENT)
-    assert caught.value.failure.kind is FailureKind.CRASH
+    failure = caught.value.failure
+    assert (failure.kind, failure.cause, failure.devices) == (FailureKind.CRASH, Cause.DIED, (1,))
     assert have_ended(processes)
     with pytest.raises(BackendError, match="exited"):
         world.run(CONCURRENT)

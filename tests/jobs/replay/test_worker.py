@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -18,8 +16,8 @@ from collbench.jobs.job import Call, Job
 from collbench.jobs.replay.backends import ReplayWorld, open_replay, open_simulated
 from collbench.jobs.replay.measure import ReplayArm
 from collbench.jobs.replay.schedule import Post, ReplayLoad, Schedule, Unit, schedule_of
-from collbench.model.errors import BackendError, Cause, FailureKind, MachineError
-from tests.jobs.replay.made import data_parallel, job_of, jobs, pipeline
+from collbench.model.errors import BackendError, MachineError
+from tests.jobs.replay.made import data_parallel, job_of, jobs
 
 CORES = sorted(os.sched_getaffinity(0))
 RANKS = 3
@@ -167,28 +165,6 @@ def test_earlier_results_are_wrong_in_the_next_verification(
     assert rank.verify() == 0
     rank.run(ReplayLoad(2))
     assert (rank.verify() or 0) > 300
-
-
-def started_world() -> ReplayWorld:
-    world = ReplayWorld("host", [CORES[0], CORES[-1]])
-    world.join()
-    prepared(world, pipeline())
-    return world
-
-
-def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
-    world = started_world()
-    processes = world.process_ids
-    os.kill(processes[1], signal.SIGKILL)
-    with pytest.raises(BackendError, match="killed by signal 9") as error:
-        world.run(ReplayLoad(3), 1.0)
-    assert error.value.failure.kind is FailureKind.CRASH
-    assert (error.value.failure.cause, error.value.failure.devices) == (Cause.DIED, (1,))
-    deadline = time.monotonic() + 20
-    while any(os.path.exists(f"/proc/{number}") for number in processes) and time.monotonic() < deadline:  # noqa: PTH110
-        time.sleep(0.02)
-    with pytest.raises(BackendError, match="have exited"):
-        world.verify()
 
 
 def test_an_arm_whose_ranks_do_not_meet_ends_all() -> None:
