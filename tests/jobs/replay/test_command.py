@@ -22,7 +22,7 @@ from collbench.model.run import CommandKind
 from collbench.runfile import run_file
 from tests.cli.program import Program
 from tests.cli.program import collbench as command_of
-from tests.jobs.replay.made import data_parallel, job_of, pipeline, without_rank
+from tests.jobs.replay.made import data_parallel, job_of, pipeline
 
 pytestmark = pytest.mark.usefixtures("loaded_program", "loaded_torch")
 
@@ -83,24 +83,10 @@ def test_export_and_report_know_it(program: Program, folder: Path) -> None:
     assert "Communication of a step" in (folder / "page.html").read_text(encoding="utf-8").replace("&#39;", "'")
 
 
-@pytest.mark.parametrize(
-    ("title", "job", "args", "message"),
-    [
-        ("a rank is missing", without_rank(data_parallel(3), 1), SIM, "no record of rank 1 of 3"),
-        ("too few devices", data_parallel(4), SIM, "has 4 ranks and 2 devices"),
-        ("messages cannot be sent by more", job_of([(0, 1)], [[]] * 2), SIM, "no known step"),
-        ("nothing to take away", data_parallel(), (*SIM, "--without", "p2p"), "sim backend has no p2p"),
-    ],
-)
-def test_what_cannot_be_replayed_is_one_line(
-    program: Program, folder: Path, title: str, job: Job, args: tuple[str, ...], message: str
-) -> None:
-    saved(job, "other.json")
-    result = program("replay", "other.json", *args)
-    assert result.status != 0, title
-    assert result.out == ""
-    assert message in result.err
-    assert len(result.err.splitlines()) == 1
+def test_too_few_devices_are_refused_in_one_line(program: Program, folder: Path) -> None:
+    saved(data_parallel(4), "four.json")
+    result = program("replay", "four.json", *SIM)
+    assert (result.status, result.out, "has 4 ranks and 2 devices" in result.line) == (2, "", True)
 
 
 def test_a_variable_that_makes_figures_false_is_refused_on_gpus(
@@ -121,10 +107,8 @@ def test_gloo_cannot_average(program: Program, folder: Path) -> None:
 
 def test_what_is_no_job_is_refused(program: Program, folder: Path) -> None:
     program("replay", "job.json", *SIM, "-o", "run.json")
-    for name, message in (("run.json", "not a collbench job"), ("none.json", "cannot read job")):
-        result = program("replay", name, *SIM)
-        assert result.status != 0
-        assert message in result.err
+    result = program("replay", "run.json", *SIM)
+    assert (result.status, "not a collbench job" in result.line) == (2, True)
 
 
 def test_facts_missing_from_the_job_are_reported(program: Program, folder: Path) -> None:
