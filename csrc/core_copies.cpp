@@ -59,7 +59,7 @@ void pin(int core) {
     error = pthread_setaffinity_np(pthread_self(), sizeof mask, &mask);
   }
   if (error != 0)
-    throw std::runtime_error("cannot pin a thread to core " + std::to_string(core) + ": " + strerror(error));
+    throw std::runtime_error("cannot pin a thread to CPU" + std::to_string(core) + ": " + strerror(error));
 }
 
 // Runs work(i) on a thread pinned to cores[i], for all i at once; joins them and rethrows the first failure. A failure
@@ -172,7 +172,7 @@ void Pages::Unmap::operator()(unsigned char* data) const { munmap(data, bytes); 
 HostSession::HostSession(const std::vector<int>& cores, std::size_t buffer_bytes) : buffer_bytes_(buffer_bytes) {
   for (const int core : cores)
     if (!buffers_.emplace(core, Buffers(buffer_bytes)).second)
-      throw std::invalid_argument("core " + std::to_string(core) + " is named twice");
+      throw std::invalid_argument("CPU" + std::to_string(core) + " is named twice");
   run_pinned(cores, [&](std::size_t i) {
     const Buffers& own = buffers_.at(cores[i]);
     fill_pattern(own.source.data(), buffer_bytes_, cores[i]);
@@ -186,9 +186,9 @@ void HostSession::check(const std::vector<int>& sources, const std::vector<int>&
                                 std::to_string(buffer_bytes_) + " B");
   for (const auto& cores : {sources, targets}) {
     if (std::set<int>(cores.begin(), cores.end()).size() != cores.size())
-      throw std::invalid_argument("two links of one round share a core");
+      throw std::invalid_argument("two links of one round share a CPU");
     for (const int core : cores)
-      if (buffers_.count(core) == 0) throw std::invalid_argument("core " + std::to_string(core) + " has no buffers");
+      if (buffers_.count(core) == 0) throw std::invalid_argument("CPU" + std::to_string(core) + " has no buffers");
   }
 }
 

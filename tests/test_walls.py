@@ -199,6 +199,14 @@ def test_the_native_side_neither_prints_nor_reads_the_environment() -> None:
     assert {path.name: hits for path in NATIVE if (hits := acts.findall(path.read_text(encoding="utf-8")))} == {}
 
 
+def test_a_numbered_core_has_the_name_that_pages_give_it() -> None:
+    """ "CPU3", as Device.tag has it."""
+    numbered = re.compile(r"\bcores? (?:\{|\d|numbers?\b|\"(?: \+|,| <<))")
+    for path in [*SOURCES, *NATIVE]:
+        texts = [line for line in path.read_text(encoding="utf-8").splitlines() if '"' in line]
+        assert [line for line in texts if numbered.search(line)] == [], path
+
+
 @pytest.mark.parametrize(
     ("what", "hits"),
     [

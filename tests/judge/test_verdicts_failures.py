@@ -44,7 +44,7 @@ def test_wrong_data_is_hard_and_names_its_place(case: str, reason: str, members:
 def test_cores_of_the_host_backend() -> None:
     run = replace(h200(), backend="host")
     cores = tuple(replace(d, uuid=f"CPU-{d.index}", index=d.index * 2) for d in run.devices)
-    text = "cpu-write of 64 B from core 2 to core 6: byte 3 is 0x00, not 0x11: do not trust this memory"
+    text = "cpu-write of 64 B from CPU2 to CPU6: byte 3 is 0x00, not 0x11: do not trust this memory"
     verdict = the(replace(ended(run, text, (1, 3)), devices=cores), Kind.DATA_CORRUPT)
     assert verdict.members == (1, 3)
     assert verdict.cause.name == "faulty_cores"

@@ -167,5 +167,5 @@ def _indices(devices: Sequence[Device]) -> str:
 
 def _accepted_names(devices: Sequence[Device]) -> str:
     if devices and devices[0].is_core:
-        return f"core numbers ({_indices(devices)})"
+        return f"CPU numbers ({_indices(devices)})"
     return f"indices ({_indices(devices)}) or UUIDs from 'nvidia-smi -L'"

@@ -68,7 +68,7 @@ def wrong_byte() -> Exception:
     ("failure", "error_type", "fragments"),
     [
         (wrong_byte(), DataCorruption, ["cpu-write", "4097 B"]),
-        (RuntimeError("cannot pin a thread to core 3: Invalid argument"), BackendError, ["cpu-write", "core 3"]),
+        (RuntimeError("cannot pin a thread to CPU3: Invalid argument"), BackendError, ["cpu-write", "CPU3"]),
         (MemoryError("bad_alloc"), BackendError, ["cpu-write", "bad_alloc"]),
     ],
 )
