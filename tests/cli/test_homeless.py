@@ -39,7 +39,7 @@ def test_it_is_measured_printed_and_one_line_says_how_to_keep_it(
     result = program(*args.split())
     assert result.status == 0
     assert "SIMULATED" in result.out
-    assert "saved" not in result.out
+    assert result.out.endswith("\nsaved     nowhere: no file could be made for it\n")
     assert "will not be saved" in result.line
     assert "XDG_STATE_HOME" in result.line
     assert "--output FILE" in result.line

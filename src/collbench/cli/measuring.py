@@ -135,12 +135,12 @@ class RunPrinter:
         if self.layout != NCCL_TESTS and headline(run):
             self.show(run)
 
-    def report_file(self, path: Path) -> None:
-        """Report the run's file: on stderr if stdout is parsed."""
-        if self.layout != TABLE:
+    def report_file(self, path: Path | None) -> None:
+        """Report the run's file: on stderr if stdout is parsed, where a notice has said already that there is none."""
+        if self.layout == TABLE:
+            echo(f"\nsaved     {one_line(str(path)) if path else 'nowhere: no file could be made for it'}")
+        elif path:
             say(f"saved {path}")
-        else:
-            echo(f"\nsaved     {one_line(str(path))}")
 
 
 # Where the caller prints something else of the run.
@@ -201,8 +201,7 @@ def _measured_in(
         printer.show(session.run)
     if session.failure is not None:
         raise session.failure
-    if session.path is not None:
-        printer.report_file(session.path)
+    printer.report_file(session.path)
     return session.run
 
 
