@@ -71,6 +71,21 @@ def test_missing_facts_are_reported(program: Program, tmp_path: Path) -> None:
     assert "3 of 4 ranks have no trace" in result.err
 
 
+TRACES = Path(__file__).parents[1] / "data" / "traces"
+
+
+def test_traces_of_different_jobs_are_doubted_and_those_of_one_are_not(program: Program, tmp_path: Path) -> None:
+    """A rank of DDP beside one of FSDP2: both have two ranks and name their group alike."""
+    files = ("-o", str(tmp_path / "job.json"), "--force", str(TRACES / "ddp-0.kineto.json.gz"))
+    mixed = program("import", *files, str(TRACES / "fsdp2-1.kineto.json.gz"))
+    assert mixed.status == 0
+    doubt = "collbench: rank 0 sends no allgather to all ranks, and rank 1 does: are the traces of one job?"
+    assert mixed.err.splitlines()[0] == doubt
+    shown = program("show", str(tmp_path / "job.json")).out
+    assert "not judged: no call is known to be the same one on all ranks of a group" in shown
+    assert program("import", *files, str(TRACES / "ddp-1.kineto.json.gz")).line.startswith("imported 18 calls")
+
+
 def test_a_file_of_another_kind_is_one_line(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text('{"schema": 1}', encoding="utf-8")

@@ -263,6 +263,8 @@ def import_job(
     job = _on_devices(folding.job_of(read, length), indices)
     if left_out := folding.left_out(read):
         notices.say(f"rows were left out: {left_out}")
+    if doubt := folding.of_several_jobs(job):
+        notices.say(doubt)
     lost = sum(trace.lost for trace in read)
     if lost:
         notices.say(f"{lost} calls are missing: the Flight Recorder's ring had no room for them (TORCH_FR_BUFFER_SIZE)")

@@ -458,6 +458,13 @@ def _about_step(report: Report) -> Iterator[str]:
         yield "sizes     change from step to step: those of the step with the median number of bytes are shown"
 
 
+def _why_not_late(report: Report) -> str:
+    """Return what judging late ranks lacks, where it lacks something."""
+    if len(report.ranks) == report.job.world_size > 1 and all(row.kernels is not None for row in report.ranks):
+        return "no call is known to be the same one on all ranks of a group"
+    return "this needs kernel times of all ranks of a group, as of record --gpu-times"
+
+
 def _limits(report: Report) -> Iterator[str]:
     job = report.job
     if report.repeats and 0 < report.counted < _FEW_STEPS:
@@ -474,7 +481,7 @@ def _limits(report: Report) -> Iterator[str]:
         if report.late_known:
             yield f"late      {_turns_text(report)}"
         else:
-            yield "late      not judged: this needs kernel times of all ranks of a group, as of record --gpu-times"
+            yield f"late      not judged: {_why_not_late(report)}"
     if any(row.bounded and row.transfer is not None for row in report.rows):
         yield "≤ ≥       the time may include waiting: not all ranks of the call are known, or it is a message"
     if any(job.calls[row.call].captured for row in report.rows):

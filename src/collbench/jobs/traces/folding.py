@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,22 @@ def _on_gpu(rank: JobRank, trace: Trace, began: float, transfers: Mapping[tuple[
     if rank.step is None:
         return replace(rank, phases=tuple(map(timed, rank.phases)), gpu_time=whole)
     return replace(rank, step=timed(rank.step), gpu_time=whole)
+
+
+def of_several_jobs(job: Job) -> str:
+    """Return which rank never sends to a group what others send to it, "" for none: traces of one job have the same."""
+    sent: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for rank in job.ranks:
+        for phase in rank.phases:
+            for call in job.called(phase):
+                if call.collective is not None and rank.rank in job.groups[call.group].ranks:
+                    sent[call.group][rank.rank].add(call.operation.replace("alltoallv", "alltoall"))
+    for group, operations in sent.items():
+        for (one, own), (other, others) in permutations(operations.items(), 2):
+            if lacking := sorted(others - own):
+                of = "all ranks" if job.groups[group].size == job.world_size else f"group {group}"
+                return f"rank {one} sends no {lacking[0]} to {of}, and rank {other} does: are the traces of one job?"
+    return ""
 
 
 _LISTED = 3  # kinds of rows
