@@ -475,6 +475,10 @@ def test_a_choice_by_an_interrupted_run_first_says_how_many_pairs_it_has(program
     assert said.out.splitlines()[0] == f"INTERRUPTED: {how_much}: another set may be better"
     said = program("select", "2", "part.json", "--any-machine", "--json")
     assert json.loads(said.out)["origin"]["interrupted"] == how_much
+    run_file.save(replace(partly, measurements=[*small, *run.measurements[:2]]), Path("few.json"))
+    said = program("select", "2", "few.json", "--any-machine")
+    latency = "6 of 6 pairs were measured by allreduce at 8 B, which says nothing of bandwidth"
+    assert said.out.splitlines()[0] == f"INTERRUPTED: {latency}: another set may be better"
     run_file.save(run, Path("whole.json"))
     assert "INTERRUPTED" not in program("select", "2", "whole.json", "--any-machine").out
 

@@ -40,7 +40,7 @@ from collbench.model.errors import (
 )
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import CommandKind, Device, FlagKind, Health, Run, Sample, Settings, device_sets
-from collbench.model.units import format_size, parse_sizes
+from collbench.model.units import TELLING_BYTES, format_size, parse_sizes
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.codec import MOST_BYTES
 
@@ -152,7 +152,8 @@ def _origin(run: Run, backend: str, source: str) -> Origin:
     partly = ""
     if not run.complete:
         by = f"{ranking.work} at {format_size(ranking.size_bytes)}"
-        partly = f"{len(ranking.standings)} of {ranking.sets} pairs were measured by {by}"
+        what = ", which says nothing of bandwidth" if ranking.size_bytes < TELLING_BYTES else ""
+        partly = f"{len(ranking.standings)} of {ranking.sets} pairs were measured by {by}{what}"
     return replace(origin, operation=ranking.work.operation, measured_bytes=ranking.size_bytes, interrupted=partly)
 
 

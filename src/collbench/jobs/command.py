@@ -307,10 +307,6 @@ def predict(
     run_files = files[is_job:]
     taken = () if run_files else (newest(NOTICES, of_links=True, simulated=False),)
     runs, used = load_named(run_files or taken), load_named(recorded_links)
-    if is_job:
-        blocks, fields = _of_a_job(files[0], runs, devices, used)
-    else:
-        blocks, fields = _of_a_network(runs, Step(parse_parameters(params or ""), **step_options), gpus)
     from rich.text import Text
 
     from collbench.jobs.predict.page import contended, partly
@@ -318,15 +314,22 @@ def predict(
     from collbench.report.text.frame import ALARM, alarm
 
     named = dict((*runs, *used)).items()
-    partial = [line for name, run in named for line in partly(name, run)]
+    interrupted = [line for name, run in named for line in partly(name, run)]
+    try:
+        if is_job:
+            blocks, fields = _of_a_job(files[0], runs, devices, used)
+        else:
+            blocks, fields = _of_a_network(runs, Step(parse_parameters(params or ""), **step_options), gpus)
+    except UsageError as error:
+        raise error.reworded("; ".join([str(error), *interrupted])) from error
     lines = [line for name, run in named for line in contended(name, run)]
     if is_json():
-        fields |= {"interrupted": partial, "contention": lines}
+        fields |= {"interrupted": interrupted, "contention": lines}
         echo(json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False))
     else:
         source = [Text(f"From the newest saved run, {one_line(str(path))}:\n") for path in taken]
         alarms = [block for _, run in runs for block in alarm(run)]
-        show_page([*source, *alarms, *(Text(line, style=ALARM) for line in (*partial, *lines)), *blocks])
+        show_page([*source, *alarms, *(Text(line, style=ALARM) for line in (*interrupted, *lines)), *blocks])
     leave(max(outcome(run).status for _, run in runs))
 
 

@@ -126,7 +126,7 @@ def test_an_interrupted_run_says_first_what_it_has(program: Program, saved: Path
     """It lacks the slow pairs but one, by which nobody can say how slow the machine's worst pair is."""
     left = [one for one in NVLINK_PAIRS.measurements if one.point.members in ((0, 1), (1, 2), (2, 3))]
     run_file.save(replace(NVLINK_PAIRS, measurements=left, complete=False), saved / "part.json")
-    begins = f"INTERRUPTED: 3 of 6 pairs, {len(left)} data points measured in part.json: sets that it lacks may be"
+    begins = f"INTERRUPTED: 3 of 6 pairs, {len(left)} data points measured in part.json: what it lacks may "
     for command in (("part.json", "--params", "1B"), ("job.json", "run.json", "--recorded-links", "part.json")):
         assert " ".join(program("predict", *command).out.split()).startswith(begins)
         (line,) = json.loads(program("predict", *command, "--json").out)["interrupted"]
@@ -136,6 +136,25 @@ def test_an_interrupted_run_says_first_what_it_has(program: Program, saved: Path
     whole = program("predict", "run.json", "--params", "1B").out
     assert "INTERRUPTED" not in whole
     assert "On 2 GPUs the worst set lengthens" in whole
+
+
+def test_a_pair_of_which_only_small_messages_were_measured_keeps_no_other_from_being_predicted(
+    program: Program, saved: Path
+) -> None:
+    """GPU1 and GPU2 were interrupted after 8 bytes, which say nothing of a bucket of 25 MiB."""
+    points = NVLINK_PAIRS.measurements
+    left = [one for one in points if one.point.members != (1, 2) or one.point.size_bytes == 8]
+    run_file.save(replace(NVLINK_PAIRS, measurements=left, complete=False), saved / "part.json")
+    (case,) = json.loads(program("predict", "part.json", "--params", "1B", "--json").out)["cases"]
+    whole = json.loads(program("predict", "run.json", "--params", "1B", "--json").out)["cases"][0]
+    assert (case["measured"], case["sets"]) == (5, 6)
+    assert case["longer_seconds"] == whole["longer_seconds"]
+    small = [one for one in points if one.point.size_bytes == 8]
+    run_file.save(replace(NVLINK_PAIRS, measurements=small, complete=False), saved / "part.json", replace=True)
+    refused = program("predict", "part.json", "--params", "1B")
+    assert refused.status == 2
+    assert "too far from the measured sizes, 8 B" in refused.line
+    assert "INTERRUPTED: 6 data points measured in part.json" in refused.line
 
 
 def test_a_run_whose_links_others_used_says_so_first(program: Program, saved: Path) -> None:

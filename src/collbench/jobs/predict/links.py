@@ -99,7 +99,10 @@ class Links:
         return tuple(sorted({len(members) for operation, members in self._curves if operation in INSTEAD}))
 
     def sets(self, k: int) -> list[Members]:
-        """Return the measured sets of k devices that have no fault, the fastest first. Raises NoEvidence."""
+        """Return the measured sets of k devices that have no fault, the fastest first. Raises NoEvidence.
+
+        One that was measured only far from the size that orders them is left out, as in an interrupted run.
+        """
         faulty = {device.member for device in left_out(self.run, allow_busy=True)}
         curves = {
             members: curve
@@ -113,7 +116,16 @@ class Links:
             max(_RANKED_BYTES, *(one.sizes[0] for one in curves.values())),
             max(one.sizes[-1] for one in curves.values()),
         )
-        return sorted(curves, key=lambda members: (self.price(Operation.ALLREDUCE, size, members).seconds, members))
+        seconds: dict[Members, float] = {}
+        unpriced: list[NoEvidence] = []
+        for members in curves:
+            try:
+                seconds[members] = self.price(Operation.ALLREDUCE, size, members).seconds
+            except NoEvidence as error:
+                unpriced.append(error)
+        if not seconds:
+            raise unpriced[0]
+        return sorted(seconds, key=lambda members: (seconds[members], members))
 
 
 def _points(run: Run) -> Iterator[tuple[Operation, Members, int, float]]:

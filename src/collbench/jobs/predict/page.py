@@ -93,7 +93,7 @@ def contended(name: str, run: Run) -> Iterator[str]:
 def partly(name: str, run: Run) -> Iterator[str]:
     """Yield that a run was interrupted, how much it has, and what that means for a prediction."""
     if not run.complete:
-        yield f"{interrupted(run)} in {name}: sets that it lacks may be faster or slower"
+        yield f"{interrupted(run)} in {name}: what it lacks may change the answer"
 
 
 def training_json(prediction: Prediction) -> dict[str, Any]:
