@@ -12,6 +12,7 @@ from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Run
 from collbench.model.units import figure
+from collbench.report.html.content import content
 from collbench.report.text import verdicts
 from collbench.report.text.ranking import pairs_page
 from collbench.runfile import run_file
@@ -223,6 +224,8 @@ def test_without_staged_copies_the_page_says_that_p2p_may_be_the_slower(direct: 
     assert "a full 'collbench check' tells whether host memory is faster" in page
     assert "agree" not in page.partition("\n")[2]
     assert "p2p       P2P reaches" in text(pairs_page(alone))
+    *_, wrong = content([("run.json", alone)], "0.1.0")["runs"][0]["answers"]
+    assert verdicts.against_staging(alone, judge(alone)) in str(wrong)
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> Html:
     lines += [f"{verdict.kind}: {verdicts.what(verdict, run)}" for verdict in faults[:2]]
     if not problems:
         lines.append(verdicts.conclusion(run, covered, judged).rstrip("."))
+    lines += filter(None, [verdicts.against_staging(run, judged)])
     lines += health_lines(run)[:2]
     if not run.complete:
         lines.append("the run was interrupted: some of it is missing")
