@@ -31,7 +31,7 @@ PICTURES: dict[str, tuple[list[object], str, int, list[str]]] = {
     "report-answer-sim": (
         [FAULT],
         "h1",
-        395,
+        455,
         ["h1", ".answer:nth-of-type(1)", ".answer:nth-of-type(2)", ".answer:nth-of-type(3)"],
     ),
     "report-map-sim": (
