@@ -168,9 +168,8 @@ def report(job: Job, rank: int | None = None, alone: Mapping[int, float] | None 
     chosen = min(phases, default=None) if rank is None else rank
     if chosen is None or chosen not in phases:
         return None
-    groups = matched(job)
-    phase = phases[chosen]
-    repetitions = common(job)
+    phase, repetitions = phases[chosen], common(job)
+    groups = matched(job, repetitions)
     times = _kernel_times(phase, repetitions)
     moving, whole = _moving(groups, chosen, times)
     times = np.where(np.isnan(moving), np.nan, times)  # both are medians over the same repetitions
@@ -193,7 +192,7 @@ def report(job: Job, rank: int | None = None, alone: Mapping[int, float] | None 
             alone=(alone or {}).get(call),
         )
 
-    rank_rows = tuple(_rank_row(job, one, phases.get(one.rank), groups) for one in job.ranks)
+    rank_rows = tuple(_rank_row(job, one, phases.get(one.rank), groups, repetitions) for one in job.ranks)
     late = [_within(one, group.ranks, rank_rows) for group in groups for one in _late(group)]
     passed = (
         exposure(one, repetitions, matched=row.waiting is not None)
@@ -343,8 +342,7 @@ def _matched_group(job: Job, group: int, callers: Sequence[_Caller], repetitions
     indices = np.array([one.indices for one in callers])
     times = np.array([_kernel_times(one.phase, repetitions)[:, row] for one, row in zip(callers, indices, strict=True)])
     positions = [first.phase.positions[index] for index in first.indices]
-    kept = [one.phase for one in callers] if repetitions else []
-    sampled = all(not np.isnan(_sampled(phase, repetitions, "gpu")).all() for phase in kept)
+    sampled = bool(repetitions) and not any(np.isnan(_sampled(one.phase, repetitions, "gpu")).all() for one in callers)
     judged = [_is_judged(job, position) for position in positions] & np.isfinite(times).all(axis=(0, 1))
     return MatchedGroup(
         group,
@@ -352,7 +350,7 @@ def _matched_group(job: Job, group: int, callers: Sequence[_Caller], repetitions
         indices,
         times,
         times.min(axis=0),  # NaN where any rank's is unknown
-        np.flatnonzero(judged) if kept and sampled else np.zeros(0, int),
+        np.flatnonzero(judged & sampled),
         whole=len(callers) == size,
     )
 
@@ -393,11 +391,16 @@ def _moving(matched_groups: Sequence[MatchedGroup], rank: int, times: Values) ->
     return moving, whole
 
 
-def _rank_row(job: Job, rank: JobRank, phase: Phase | None, matched_groups: Sequence[MatchedGroup]) -> RankRow:
+def _rank_row(
+    job: Job,
+    rank: JobRank,
+    phase: Phase | None,
+    matched_groups: Sequence[MatchedGroup],
+    repetitions: Sequence[int],
+) -> RankRow:
     """Return a rank's figures: medians over the same repetitions, in each of which waiting ≤ kernels ≤ step."""
     if phase is None:
         return RankRow(rank.rank, 0, 0, None, None, None, None, str(rank.ending), rank.dropped)
-    repetitions = common(job)
     own = _kernel_times(phase, repetitions)
     lasted = np.full(len(own), np.nan)
     if rank.step is not None and Unknown.PAUSES not in job.unknown:

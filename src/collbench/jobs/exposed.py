@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from collbench.jobs.job import MICRO, GpuTime, JobRank
 
 Intervals = NDArray[np.float64]  # of beginnings and ends, µs, shape (n, 2)
-_CLASSES = 3  # of intervals: compute, communication, copies
 
 
 class Timeline:
@@ -24,12 +23,9 @@ class Timeline:
         """Take the intervals, which may overlap one another, in any order."""
         parts = (compute, communication, copies)
         self._moments = np.concatenate([part.T.ravel() for part in parts])
-        change = np.zeros((_CLASSES, len(self._moments)))
-        first = 0
-        for number, part in enumerate(parts):
-            change[number, first : first + len(part)] = 1
-            change[number, first + len(part) : first + 2 * len(part)] = -1
-            first += 2 * len(part)
+        classes = np.repeat(range(len(parts)), [2 * len(part) for part in parts])
+        change = np.zeros((len(parts), len(classes)))
+        change[classes, range(len(classes))] = np.concatenate([np.repeat([1.0, -1.0], len(part)) for part in parts])
         order = np.argsort(self._moments, kind="stable")
         self._moments = self._moments[order]
         runs = change[:, order].cumsum(axis=1)[:, :-1] > 0
