@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collbench.api.training import Chosen
+from collbench.choose.choice import QUICK_PROBE, saved_run
 from collbench.launch import torchrun
-from collbench.launch.torchrun import QUICK_PROBE, choice, for_devices, saved_run, shell_line
+from collbench.launch.torchrun import for_devices, shell_line
+from collbench.measurement.backends.factory import Present
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Device
 from tests.launch.made import script
@@ -146,10 +149,10 @@ def test_environment_changes(
 
 def test_the_choice_is_one_line_with_names_and_evidence() -> None:
     source = saved_run("2026-11-21T02:00:31+00:00", "/r.json")
-    assert choice(GPUS, "all pairs tie within 0.4%", source, backend="cuda") == (
+    assert Chosen(GPUS, "all pairs tie within 0.4%", source).line(Present("cuda", GPUS)) == (
         "using GPU3, GPU0 (GPU-aaaa, GPU-bbbb): all pairs tie within 0.4% (run of 2026-11-21 02:00, saved at /r.json)"
     )
-    assert choice(CORES, "fastest", QUICK_PROBE, backend="host") == (
+    assert Chosen(CORES, "fastest", QUICK_PROBE).line(Present("host", CORES)) == (
         "using CPU2, CPU5 (host backend): fastest (quick probe)"
     )
 

@@ -19,10 +19,9 @@ from collbench.api.keywords import new_seed
 from collbench.api.measuring import measure, wrong_data_of
 from collbench.api.selecting import ChoiceRequest, Selected, SelectRequest, named
 from collbench.choose import freshness
-from collbench.choose.choice import Choice, Omitted, Origin
+from collbench.choose.choice import QUICK_PROBE, Choice, Omitted, Origin, against, saved_run
 from collbench.choose.freshness import part, spread
 from collbench.judge.outcome import outcome
-from collbench.launch import torchrun
 from collbench.machine import kernel
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
@@ -50,7 +49,7 @@ def by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
     run = run_file.load(Path(file))
     choice = _chosen(request, run, request.excluded(run.devices))
     mark = f"{run.backend} " if capabilities(run.backend).simulated else ""
-    source = f"{mark}{torchrun.saved_run(run.started, file)}"
+    source = f"{mark}{saved_run(run.started, file)}"
     return _answer(run, choice, _origin(run, run.backend, source))
 
 
@@ -334,7 +333,7 @@ def criteria_of(request: ChoiceRequest, present: Present) -> RunCriteria:
     out = [*criteria.never_chosen, *lost(present)]
     raise UsageError(
         f"{request.asked} {request.count} is more than the {len(criteria.candidates)} that may be chosen "
-        f"({tags}{hidden}{f'; not {torchrun.against(out)}' if out else ''}): ask for fewer{more and f'; {more}'}"
+        f"({tags}{hidden}{f'; not {against(out)}' if out else ''}): ask for fewer{more and f'; {more}'}"
     )
 
 
@@ -414,7 +413,7 @@ def _find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
             run = run_file.load(Path(request.run))
             if refusal := freshness.refusal(run, machine, datetime.now(UTC), request.max_age):
                 raise RunFileError(f"{request.run} cannot choose devices here: {refusal}; {request.advice}")
-            return SuitableRun(part(run, criteria.candidates), torchrun.saved_run(run.started, request.run))
+            return SuitableRun(part(run, criteria.candidates), saved_run(run.started, request.run))
         found, refused, failed = _newest_that_fits(criteria, machine, notices)
         if found is not None:
             return found
@@ -441,7 +440,7 @@ def _newest_that_fits(
             continue  # another user's file, or an older format: a probe takes only seconds
         refusal = freshness.refusal(run, machine, now, max_age) or freshness.unfit(run)
         if not refusal and not failed:
-            return SuitableRun(part(run, present), torchrun.saved_run(run.started, str(path))), "", False
+            return SuitableRun(part(run, present), saved_run(run.started, str(path))), "", False
         if refusal and not explained:
             subject, _, clause = refusal.partition(" ")
             whose = {"it": "the newest", "its": "the newest's"}[subject]
@@ -481,7 +480,7 @@ def seen_to_fail(devices: Sequence[Device], max_age: timedelta, notices: Notices
             if {device.uuid for device in devices} <= {device.uuid for device in run.devices}:
                 run = part(run, devices)
                 failed = device_sets(outcome(run).device_sets, run.devices)
-                return f"{failed} (failed in the {torchrun.saved_run(run.started, str(path))})" if failed else ""
+                return f"{failed} (failed in the {saved_run(run.started, str(path))})" if failed else ""
     return ""
 
 
@@ -537,7 +536,7 @@ def probe(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:
         notices.say(f"the probe: {headline(run)}; sets with what failed are avoided")
         for sentence in wrong_data_of(run):
             notices.say(sentence)
-    return SuitableRun(run, torchrun.QUICK_PROBE, probed=True)
+    return SuitableRun(run, QUICK_PROBE, probed=True)
 
 
 def _probe_request(criteria: RunCriteria) -> Request:

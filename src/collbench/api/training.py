@@ -10,12 +10,14 @@ from datetime import timedelta
 
 from collbench.api import SILENT, Notices, by_run
 from collbench.api.selecting import ChoiceRequest
+from collbench.choose.choice import against
 from collbench.judge.outcome import outcome
 from collbench.launch import torchrun
 from collbench.launch.torchrun import Script
 from collbench.machine import visible_devices
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.run import Device, device_sets
 
@@ -80,8 +82,12 @@ class Chosen:
 
     def line(self, present: Present) -> str:
         """Return the line that says which devices train, why, and on what evidence."""
-        of, among = present.backend, present.among
-        return torchrun.choice(self.devices, self.why, self.source, backend=of, among=among)
+        if capabilities(present.backend).cores:
+            device_text = ", ".join(device.tag for device in self.devices) + " (host backend)"
+        else:
+            names = ", ".join(f"GPU{device.index}" for device in self.devices)
+            device_text = f"{names} ({', '.join(device.uuid for device in self.devices)})"
+        return f"using {device_text}: {', '.join(filter(None, (self.why, present.among)))} ({self.source})"
 
 
 def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices) -> Chosen:
@@ -114,7 +120,7 @@ def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices)
 
 
 def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
-    return f"left out: {torchrun.against(devices)}" if devices else ""
+    return f"left out: {against(devices)}" if devices else ""
 
 
 def _by_hand(device_list: str, max_age: timedelta, present: Present, notices: Notices) -> Chosen:
@@ -126,7 +132,7 @@ def _by_hand(device_list: str, max_age: timedelta, present: Present, notices: No
         tags = ", ".join(cut)
         raise UsageError(f"{tags} cannot train with others: {by_run.MIG}: choose others, or turn MIG mode off")
     run = by_run.nothing_to_compare(present.backend, devices).as_now(present.states)
-    wrong = torchrun.against([(devices[exclusion.member], exclusion.reason) for exclusion in left_out(run)])
+    wrong = against([(devices[exclusion.member], exclusion.reason) for exclusion in left_out(run)])
     failed = by_run.seen_to_fail(devices, max_age, notices) if len(devices) > 1 else ""
     anyway = ", ".join(filter(None, (wrong, failed)))
     return Chosen(devices, "chosen by hand", "--devices", note=f"used anyway: {anyway}" if anyway else "")

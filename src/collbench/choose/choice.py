@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
+from collbench.model.printable import one_line
 from collbench.model.run import Device, device_sets
 from collbench.model.units import amount, figure, fixed, span, verb
 
@@ -181,6 +183,23 @@ class Choice:
 
 
 # A choice by the devices' own names, with all that explains it: what `collbench select` prints and Python gets.
+
+QUICK_PROBE = "quick probe"
+
+
+def saved_run(started: str, path: str) -> str:
+    """Return the text that names a saved run as a choice's source; `started` is `Run.started`, in its time zone."""
+    try:
+        when = f"{datetime.fromisoformat(started):%Y-%m-%d %H:%M}"
+    except ValueError:  # another machine's file, whose age was not checked
+        when = f"'{started}'"
+    return f"run of {when}, saved at {one_line(path)}"
+
+
+def against(used: Sequence[tuple[Device, str]]) -> str:
+    """Return devices with what is wrong with each: "GPU1 (busy: 1 other process), GPU3 (faulty: …)"."""
+    return ", ".join(f"{device.tag} ({why})" for device, why in used)
+
 
 LABELS = "labels"  # what stands for a backend where nothing was measured and label text was read
 

@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +17,6 @@ from collbench.machine.launchers import Step, find_launch, find_step
 from collbench.machine.visible_devices import NAME
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, UsageError
-from collbench.model.printable import one_line
 from collbench.model.run import Device
 
 # Torchrun's options: where the script begins depends on which of them take a value. The table is kept by hand because
@@ -82,39 +80,6 @@ def for_devices(devices: Sequence[Device], inherited: Mapping[str, str], *, back
     """
     visible = "" if capabilities(backend).cores else ",".join(device.uuid for device in devices)
     return {} if inherited.get(NAME) == visible else {NAME: visible}
-
-
-# How `collbench train` reports its choice: one line on stderr, and the command that --dry-run prints.
-
-
-QUICK_PROBE = "quick probe"
-
-
-def saved_run(started: str, path: str) -> str:
-    """Return the text that names a saved run as a choice's source; `started` is `Run.started`, in its time zone."""
-    try:
-        when = f"{datetime.fromisoformat(started):%Y-%m-%d %H:%M}"
-    except ValueError:  # another machine's file, whose age was not checked
-        when = f"'{started}'"
-    return f"run of {when}, saved at {one_line(path)}"
-
-
-def choice(devices: Sequence[Device], reason: str, source: str, *, backend: str, among: str = "") -> str:
-    """Return the line that says which devices train, why (`reason`), and on what evidence (`source`).
-
-    `among` is a clause on what limited the choice, "" for none.
-    """
-    if capabilities(backend).cores:
-        device_text = ", ".join(device.tag for device in devices) + " (host backend)"
-    else:
-        names = ", ".join(f"GPU{device.index}" for device in devices)
-        device_text = f"{names} ({', '.join(device.uuid for device in devices)})"
-    return f"using {device_text}: {f'{reason}, {among}' if among else reason} ({source})"
-
-
-def against(used: Sequence[tuple[Device, str]]) -> str:
-    """Return devices with what is wrong with each: "GPU1 (busy: 1 other process), GPU3 (faulty: …)"."""
-    return ", ".join(f"{device.tag} ({why})" for device, why in used)
 
 
 def shell_line(changes: Mapping[str, str], command: Sequence[str]) -> str:
