@@ -57,8 +57,7 @@ def topo(
 
         present = factory.simulated(fabric)
         return Topology(labels.devices(present), labels.paths(present), SIM.name, present.name)
-    if fabric is not None:
-        raise UsageError(f"--fabric {fabric} is a machine to simulate: add --backend sim, or leave it out")
+    keywords.check_fabric(backend, fabric)
     if backend in BACKENDS and BACKENDS[backend].cores:
         from collbench.machine import numa
 

@@ -5,7 +5,6 @@ Only worker processes start CUDA, not this process.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -14,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from collbench.api import SILENT, Notices, keywords
 from collbench.judge.outcome import outcome
-from collbench.machine.launchers import find_launch
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import OpenWorkers
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError, UsageError
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
 from collbench.model.run import CommandKind, Device, Run
 from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
@@ -66,13 +64,6 @@ def present_devices(backend: str, fabric: str | None) -> tuple[Device, ...]:
     if capabilities(backend).simulated:
         return factory.look_simulated(fabric).devices
     return factory.present_devices(backend)
-
-
-def check_no_launcher(command: str) -> None:
-    """Raise UsageError in one of several processes, for a command that starts one process per GPU itself."""
-    launch = find_launch(os.environ)
-    if launch is not None:
-        raise UsageError(f"{command} starts one process per GPU itself: run it without {launch.launcher}")
 
 
 # A request on open devices.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from collbench.api import SILENT, Notices, keywords
-from collbench.api.measuring import WorkerSession, check_no_launcher, resolved_backend
+from collbench.api.measuring import WorkerSession, resolved_backend
 from collbench.cli import options
 from collbench.cli.measuring import measure_with_workers, new_file
 from collbench.cli.options import option
@@ -64,7 +64,6 @@ def request_of(values: Mapping[str, Any], command: Sequence[str], notices: Notic
 
     None leaves the choice to the backend's defaults. Raises UsageError.
     """
-    check_no_launcher("overlap")
     name = resolved_backend(values["backend"], values["fabric"], notices)
     cores, priorities = capabilities(name).cores, PRIORITIES[values["priority"]]
     if cores and (values["ctas"] is not None or Priority.HIGH in priorities):

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
 from collbench.api import SILENT, Notices, keywords
-from collbench.api.measuring import WorkerSession, check_no_launcher, resolved_backend
+from collbench.api.measuring import WorkerSession, resolved_backend
 from collbench.jobs.job import Job, checked
 from collbench.jobs.replay.results import NAME, Replay, ReplayTrial
 from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, operation_of, schedule_of
@@ -259,7 +259,6 @@ def request_of(
 
     The command line is `command`. Raises UsageError, for a job that cannot be replayed too.
     """
-    check_no_launcher("replay")
     backend = resolved_backend(values["backend"], values["fabric"], notices)
     devices, without = values.get("devices"), values.get("without") or ()
     ranks = None if devices is None else len([device for device in devices.split(",") if device.strip()])
