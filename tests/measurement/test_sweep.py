@@ -25,14 +25,12 @@ SIZES = (MIB, 64 * MIB)
 PATIENT = StoppingRule(
     screening=3, deciding=5, budget_seconds=3600, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
 )
-HURRIED = StoppingRule(
-    screening=3, deciding=5, budget_seconds=-1, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
-)
+HURRIED = replace(PATIENT, budget_seconds=-1)
 
 
-def plan_for(n: int, *, launches: int = 0) -> Plan:
+def plan_for(n: int) -> Plan:
     groups = {Work(Operation.CE_WRITE): directed_links(n), Work(Operation.ALLREDUCE): unordered_pairs(n)}
-    return Plan(n, groups, dict.fromkeys(groups, SIZES), PATIENT.batch_bytes, ASKED, launches=launches)
+    return Plan(n, groups, dict.fromkeys(groups, SIZES), PATIENT.batch_bytes, ASKED)
 
 
 def swept(
@@ -66,62 +64,6 @@ def test_a_steady_machine_is_settled_after_the_planned_trials() -> None:
     assert trials == copies | sums  # what decides is measured more
     assert {measurement.stop for measurement in run.measurements} == {StopReason.PRECISION}
     assert {round(summarize(measurement).algbw, 4) for measurement in run.measurements} == {100.0}
-
-
-def test_the_launch_loop_is_timed_in_every_trial_and_for_collectives_only() -> None:
-    for measurement in swept(FakeBackend(3), plan_for(3, launches=20)).measurements:
-        expected = 1e-5 if measurement.point.operation is Operation.ALLREDUCE else None
-        assert {sample.launch_seconds for sample in measurement.samples} == {expected}
-
-
-def test_what_is_recorded_is_what_was_done() -> None:
-    backend = FakeBackend(4)
-    run = swept(backend, plan_for(4))
-    done = {(step.work.operation, step.size_bytes): step.iterations for step in backend.steps}
-    assert len(set(done.values())) > 1
-    for measurement in run.measurements:
-        for sample in measurement.samples:
-            assert sample.iterations == done[measurement.point.operation, measurement.point.size_bytes]
-            assert sample.concurrent is True  # of four devices two pairs are always busy
-    assert all(len(step.groups) == 2 for step in backend.steps[-10:])
-
-
-def test_a_noisy_point_is_measured_until_its_noise_is_known() -> None:
-    # Six factors in turn: neither within 1% nor changing their spread once they have come round.
-    run = swept(FakeBackend(2, jitter=(0.8, 1.0, 1.3, 0.9, 1.1, 1.2)), plan_for(2))
-    assert run.complete
-    assert {measurement.stop for measurement in run.measurements} <= {StopReason.NOISE, StopReason.PRECISION}
-    assert any(
-        measurement.stop is StopReason.NOISE and len(measurement.samples) > PATIENT.deciding
-        for measurement in run.measurements
-    )
-
-
-def test_past_the_budget_every_point_still_gets_the_trials_that_it_is_owed() -> None:
-    run = swept(FakeBackend(4, jitter=tuple(1.3**k for k in range(11))), plan_for(4), HURRIED)
-    assert run.complete
-    assert len(run.measurements) == len(list(plan_for(4).points()))
-    trials = {(plan_for(4).decides(measurement.point), len(measurement.samples)) for measurement in run.measurements}
-    assert trials == {(False, 3), (True, 5)}  # three screen, and what decides is worth the time
-    assert {measurement.stop for measurement in run.measurements} == {StopReason.BUDGET}
-
-
-def test_the_seconds_of_a_sweep_are_those_since_it_began() -> None:
-    """A clock that stands at 3,600 s and goes on by a second each time that it is looked at."""
-    readings = itertools.count(3600.0)
-    run = empty(2)
-
-    def clock() -> float:
-        return next(readings)
-
-    watcher = Watcher(lambda *_: None, lambda: None, clock=clock)
-    sweep(FakeBackend(2), plan_for(2), run, PATIENT, random.Random(11), watcher)
-    last_reading = next(readings)
-    start, phases = run.phases["NCCL start"], [run.phases[name] for name in ("warm-up", "interference check", "trials")]
-    assert start == 1.0  # two looks: begun, ready
-    assert all(seconds >= 1.0 for seconds in phases)
-    assert run.seconds == (last_reading - 1) - 3602.0  # begun with the third look, ended with the last
-    assert sum(phases) <= run.seconds
 
 
 def test_progress_never_passes_its_total() -> None:
