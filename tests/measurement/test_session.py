@@ -3,11 +3,13 @@ import os
 import pathlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from collbench.measurement import session
 from collbench.measurement.backends.protocol import Opened, Step
+from collbench.measurement.plan import Request
 from collbench.measurement.session import Session
 from collbench.model.errors import BackendError, MachineError, UsageError
 from collbench.model.run import Health, Machine, StopReason
@@ -18,34 +20,30 @@ from tests.measurement.fakes import FakeBackend
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
-def opened(backend: FakeBackend, health: Callable[[], tuple[Health, ...]] = tuple) -> Opened:
-    machine = Machine("box", "Linux", "CPU")
-    return Opened(backend, machine=machine, paths=paths(len(backend.devices())), health=health, close=backend.close)
-
-
 @pytest.fixture
-def install_backend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Opened], None]:
-    """Return a function that makes sessions open the given backend."""
+def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[..., Session]:
+    """Return what begins a session on a backend; its run goes to run.json, and what it reports fails the test."""
 
-    def install(opened_backend: Opened) -> None:
-        monkeypatch.setattr(session, "open_backend", lambda *_, **__: opened_backend)
+    def session_on(
+        backend: FakeBackend, request: Request = ALL, report: Callable[[str], object] = pytest.fail, **more: Any
+    ) -> Session:
+        parts = {"machine": Machine("box", "Linux", "CPU"), "paths": paths(len(backend.devices()))}
+        opened = Opened(backend, **parts | {"health": tuple, "close": backend.close} | more)
+        monkeypatch.setattr(session, "open_backend", lambda *_, **__: opened)
+        return Session(request, tmp_path / "run.json", report)
 
-    return install
+    return session_on
 
 
 def quiet(_done: int, _total: int) -> None:
     pass
 
 
-def test_a_finished_session_has_saved_what_it_holds(
-    install_backend: Callable[[Opened], None], tmp_path: pathlib.Path
-) -> None:
+def test_a_finished_session_has_saved_what_it_holds(begin: Callable[..., Session], tmp_path: pathlib.Path) -> None:
     backend = FakeBackend(3)
-    install_backend(opened(backend, lambda: (Health(temperature=40),) * 3))
-    path = tmp_path / "run.json"
-    with Session(ALL, path, pytest.fail) as measuring:
+    with begin(backend, health=lambda: (Health(temperature=40),) * 3) as measuring:
         measuring.measure(quiet)
-    saved = run_file.load(path)
+    saved = run_file.load(tmp_path / "run.json")
     assert run_file.dumps(saved) == run_file.dumps(measuring.run)
     assert saved.complete
     assert (saved.backend, saved.settings.seed, saved.settings.command) == ("cuda", 5, ALL.command)
@@ -56,27 +54,21 @@ def test_a_finished_session_has_saved_what_it_holds(
     assert measuring.writer.failure is None
 
 
-def test_devices_are_released_when_the_session_ends_not_before_the_run_is_shown(
-    install_backend: Callable[[Opened], None], tmp_path: pathlib.Path
-) -> None:
+def test_devices_are_released_when_the_session_ends_not_before_the_run_is_shown(begin: Callable[..., Session]) -> None:
     """Closing waits for the worker (tests/native/test_cli_on_fakes.py); what is shown meanwhile costs nothing."""
     done: list[str] = []
-    backend = FakeBackend(2)
-    install_backend(replace(opened(backend), close=lambda: done.append("closed")))
-    with Session(ALL, tmp_path / "run.json", pytest.fail) as measuring:
+    with begin(FakeBackend(2), close=lambda: done.append("closed")) as measuring:
         measuring.measure(quiet)
         done.append("shown")
     assert done == ["shown", "closed"]
 
 
 def test_at_any_moment_the_file_is_a_whole_run(
-    install_backend: Callable[[Opened], None], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., Session], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_file, "_PERIOD_S", 0.0)
     monkeypatch.setattr(run_file, "_TIMES_AS_LONG", 0)
-    install_backend(opened(FakeBackend(2)))
-    path = tmp_path / "run.json"
-    trials: list[int] = []
+    path, trials = tmp_path / "run.json", list[int]()
 
     def check_file(done: int, _total: int) -> None:
         saved = run_file.load(path)
@@ -84,7 +76,7 @@ def test_at_any_moment_the_file_is_a_whole_run(
         assert {m.stop for m in saved.measurements} == {StopReason.INTERRUPTED}
         trials.append(sum(len(m.samples) for m in saved.measurements))
 
-    with Session(ALL, path, pytest.fail) as measuring:
+    with begin(FakeBackend(2)) as measuring:
         measuring.measure(check_file)
     assert trials == list(range(1, len(trials) + 1))
     assert len(trials) > 20
@@ -94,21 +86,20 @@ def test_at_any_moment_the_file_is_a_whole_run(
 
 @pytest.mark.parametrize("failure", [BackendError("cuMemcpyPeerAsync failed"), KeyboardInterrupt()])
 def test_what_was_measured_before_the_end_is_saved(
-    failure: BaseException, install_backend: Callable[[Opened], None], tmp_path: pathlib.Path
+    failure: BaseException, begin: Callable[..., Session], tmp_path: pathlib.Path
 ) -> None:
     def on_step(number: int, _step: Step) -> None:
         if number == 40:
             raise failure
 
     backend = FakeBackend(2, on_step=on_step)
-    install_backend(opened(backend))
     trials = 0
 
     def count(done: int, _total: int) -> None:
         nonlocal trials
         trials = done
 
-    with Session(ALL, tmp_path / "run.json", pytest.fail) as measuring, pytest.raises(type(failure)):
+    with begin(backend) as measuring, pytest.raises(type(failure)):
         measuring.measure(count)
     saved = run_file.load(tmp_path / "run.json")
     assert not saved.complete
@@ -117,18 +108,17 @@ def test_what_was_measured_before_the_end_is_saved(
     assert backend.closed
 
 
-def test_nothing_measured_leaves_no_file(install_backend: Callable[[Opened], None], tmp_path: pathlib.Path) -> None:
+def test_nothing_measured_leaves_no_file(begin: Callable[..., Session], tmp_path: pathlib.Path) -> None:
     def fail(_number: int, _step: Step) -> None:
         raise BackendError("no GPU answers")
 
-    install_backend(opened(FakeBackend(2, on_step=fail)))
-    with Session(ALL, tmp_path / "run.json", pytest.fail) as measuring, pytest.raises(BackendError):
+    with begin(FakeBackend(2, on_step=fail)) as measuring, pytest.raises(BackendError):
         measuring.measure(quiet)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_health_that_cannot_be_read_any_more_hides_neither_the_cause_nor_the_run(
-    install_backend: Callable[[Opened], None], tmp_path: pathlib.Path
+    begin: Callable[..., Session], tmp_path: pathlib.Path
 ) -> None:
     gpu_lost = False
 
@@ -143,26 +133,22 @@ def test_health_that_cannot_be_read_any_more_hides_neither_the_cause_nor_the_run
             gpu_lost = True
             raise BackendError("GPU1 fell off the bus")
 
-    install_backend(opened(FakeBackend(2, on_step=on_step), health))
-    with (
-        Session(ALL, tmp_path / "run.json", pytest.fail) as measuring,
-        pytest.raises(BackendError, match="fell off the bus"),
-    ):
+    lost = FakeBackend(2, on_step=on_step)
+    with begin(lost, health=health) as measuring, pytest.raises(BackendError, match="fell off the bus"):
         measuring.measure(quiet)
     assert run_file.load(tmp_path / "run.json").health_after == ()
 
 
 def test_a_full_disk_is_reported_once_and_measuring_goes_on(
-    install_backend: Callable[[Opened], None], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., Session], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    install_backend(opened(FakeBackend(2)))
     path, reported = tmp_path / "run.json", list[str]()
     path.write_text("an older run", encoding="utf-8")
     monkeypatch.setattr(os, "fsync", full)
-    with Session(replace(ALL, force=True), path, reported.append) as measuring:
+    with begin(FakeBackend(2), replace(ALL, force=True), reported.append) as measuring:
         measuring.measure(quiet)
     assert measuring.run.complete
     assert len(reported) == 1
@@ -173,37 +159,30 @@ def test_a_full_disk_is_reported_once_and_measuring_goes_on(
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_the_same_seed_measures_in_the_same_order(
-    install_backend: Callable[[Opened], None], tmp_path: pathlib.Path
-) -> None:
+def test_the_same_seed_measures_in_the_same_order(begin: Callable[..., Session]) -> None:
     orders = []
     for seed in (5, 5, 6):
         backend = FakeBackend(4)
-        install_backend(opened(backend))
-        with Session(replace(ALL, seed=seed, force=True), tmp_path / "run.json", pytest.fail) as measuring:
+        with begin(backend, replace(ALL, seed=seed, force=True)) as measuring:
             measuring.measure(quiet)
         orders.append(backend.steps)
     assert orders[0] == orders[1]
     assert orders[0] != orders[2]
 
 
-def test_what_cannot_be_measured_at_all_is_refused(
-    install_backend: Callable[[Opened], None], tmp_path: pathlib.Path
-) -> None:
+def test_what_cannot_be_measured_at_all_is_refused(begin: Callable[..., Session], tmp_path: pathlib.Path) -> None:
     backend = FakeBackend(2)
     backend.capacity = 512 * MIB
-    install_backend(opened(backend))
     with pytest.raises(UsageError, match="size 1G does not fit: the fullest device has room for messages of 512 MiB"):
-        Session(replace(ALL, sizes=(GIB,)), tmp_path / "run.json", pytest.fail)
+        begin(backend, replace(ALL, sizes=(GIB,)))
     assert backend.closed
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_other_variable_is_kept(
-    install_backend: Callable[[Opened], None], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., Session], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hush")
-    install_backend(opened(FakeBackend(2)))
-    with Session(ALL, tmp_path / "run.json", pytest.fail) as measuring:
+    with begin(FakeBackend(2)) as measuring:
         measuring.measure(quiet)
     assert "hush" not in (tmp_path / "run.json").read_text(encoding="utf-8")
