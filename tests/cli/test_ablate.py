@@ -208,37 +208,29 @@ def test_an_interruption_ends_torchruns_ranks_and_says_what_is_saved(
     assert (tmp_path / "a.json").exists() == (seed == 0)
 
 
-BASE = ("ablate", "--devices", "0,1", "--no-allreduce")
-SOME = (*BASE, "--without", "p2p")
-BAD: list[tuple[str, tuple[str, ...], str]] = [
-    (
-        "more GPUs than there are",
-        ("ablate", "--auto-select", "9", "--without", "p2p", "train.py"),
-        "--auto-select 9 is more",
-    ),
-    (
-        "a GPU that is not here",
-        ("ablate", "--devices", "0,7", "--without", "p2p", "train.py"),
-        "device 7 is not available",
-    ),
-    ("one GPU", ("ablate", "--devices", "0", "--without", "p2p", "train.py"), "--devices 0 is one device"),
-    ("one GPU to choose", ("ablate", "--auto-select", "1", "--without", "p2p", "train.py"), "--auto-select 1 is one"),
-    ("a slip of the hand", (*BASE, "--without", "p2", "train.py"), "did you mean 'p2p'?"),
-    ("the same GPUs", (*BASE, "--against", "1,0", "train.py"), "both would train the same way"),
-    ("fewer GPUs", (*BASE, "--against", "2", "train.py"), "names 1 device and the other arm has 2"),
-    ("an unusable pattern", (*SOME, "--step-pattern", "(", "train.py"), "is not a regular expression"),
-    ("no script", (*SOME, "none.py"), "script 'none.py' does not exist"),
-    ("several nodes", (*SOME, "--nnodes", "2", "train.py"), "ablate compares on one node, and --nnodes names several"),
-    ("a folder for the file", (*SOME, "-o", ".", "train.py"), "cannot save the ablation as .: it is a folder"),
+BASE = "ablate --devices 0,1 --no-allreduce"
+SOME = f"{BASE} --without p2p"
+BAD = [
+    ("more GPUs than there are", "ablate --auto-select 9 --without p2p train.py", "--auto-select 9 is more"),
+    ("a GPU that is not here", "ablate --devices 0,7 --without p2p train.py", "device 7 is not available"),
+    ("one GPU", "ablate --devices 0 --without p2p train.py", "--devices 0 is one device"),
+    ("one GPU to choose", "ablate --auto-select 1 --without p2p train.py", "--auto-select 1 is one"),
+    ("a slip of the hand", f"{BASE} --without p2 train.py", "did you mean 'p2p'?"),
+    ("the same GPUs", f"{BASE} --against 1,0 train.py", "both would train the same way"),
+    ("fewer GPUs", f"{BASE} --against 2 train.py", "names 1 device and the other arm has 2"),
+    ("an unusable pattern", f"{SOME} --step-pattern ( train.py", "is not a regular expression"),
+    ("no script", f"{SOME} none.py", "script 'none.py' does not exist"),
+    ("several nodes", f"{SOME} --nnodes 2 train.py", "ablate compares on one node, and --nnodes names several"),
+    ("a folder for the file", f"{SOME} -o . train.py", "cannot save the ablation as .: it is a folder"),
 ]
 
 
 @pytest.mark.parametrize(("case", "args", "reported"), BAD, ids=[case for case, _, _ in BAD])
 def test_bad_input_is_one_line_before_anything_is_started(
-    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, args: tuple[str, ...], reported: str
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, args: str, reported: str
 ) -> None:
     list_only(monkeypatch, gpus(4))
-    result = program(*args)
+    result = program(*args.split())
     assert (result.status, result.out) == (2, ""), case
     *before, last = result.err.splitlines()
     assert reported in last
@@ -260,7 +252,7 @@ def test_an_environment_that_does_not_fit_is_one_line(
     list_only(monkeypatch, gpus(4))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    result = program(*SOME, "train.py")
+    result = program(*SOME.split(), "train.py")
     assert (result.status, result.out) == (2, ""), case
     assert reported in result.line
 
@@ -284,7 +276,7 @@ def test_what_train_refuses_is_refused_before_the_first_run(fakes: Fakes, tmp_pa
     )
     extra = fakes_environment(fakes)
     path = f"{hidden}:{fakes.environment()['PYTHONPATH']}"
-    done = on_gpus(fakes, [*SOME, "train.py"], extra | {"PYTHONPATH": path})
+    done = on_gpus(fakes, [*SOME.split(), "train.py"], extra | {"PYTHONPATH": path})
     assert done.code == 2
     assert done.stderr.splitlines()[-1].startswith("collbench: cannot start training: torch is not installed for ")
     assert sys.executable in done.stderr

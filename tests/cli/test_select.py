@@ -62,9 +62,6 @@ def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path)
     return save_run(saved_in(tmp_path), gpus(4))
 
 
-# --- the answer and its reasons -----------------------------------------------------------------------------------
-
-
 # --- excluded devices ---------------------------------------------------------------------------------------------
 
 
@@ -496,13 +493,6 @@ def test_a_probe_that_fails_chooses_nothing(fakes: Fakes) -> None:
     assert done.stderr.endswith("; nothing was chosen\n")
 
 
-@pytest.mark.parametrize("args", [("--backend", "cuda"), ("--backend", "cuda", "--allow-busy")])
-def test_when_all_gpus_are_hidden_the_line_says_so(fakes: Fakes, args: tuple[str, ...]) -> None:
-    done = on_gpus(fakes, ["select", "1", *args], {"CUDA_VISIBLE_DEVICES": ""})
-    assert (done.code, done.stdout) == (2, "")
-    assert "CUDA_VISIBLE_DEVICES" in one_line(done.stderr)
-
-
 def test_without_a_gpu_the_line_says_what_can_be_done(fakes: Fakes) -> None:
     done = on_gpus(fakes, ["select", "2"], gpus=0)
     assert (done.code, done.stdout) == (2, "")
@@ -532,9 +522,6 @@ def test_cores_are_chosen_on_the_host_backend(fakes: Fakes) -> None:
     command = collbench("select", "2", "--backend", "host", "--format", "list")
     done = fakes.run(["taskset", "-c", f"{low},{high}", *command], environment(fakes))
     assert (done.code, done.stdout) == (0, f"{low},{high}\n"), done.stderr
-
-
-# --- --help -------------------------------------------------------------------------------------------------------
 
 
 def test_workers_follow_each_other_until_every_pair_delivered_wrong_data(fakes: Fakes) -> None:

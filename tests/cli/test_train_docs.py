@@ -62,6 +62,3 @@ def test_the_pods_command_can_be_run_in_a_pod(program: Program, monkeypatch: pyt
         result = program(name, "--dry-run", *args)
         assert result.status == 0, result.err
         assert "--nproc-per-node 4 -- " in result.out
-
-
-# --- the messages of the table ------------------------------------------------------------------------------------

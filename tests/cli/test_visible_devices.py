@@ -66,9 +66,11 @@ def test_what_it_hides_is_refused(fakes: Fakes, tmp_path: Path, case: str, args:
     assert text in one_line(done.stderr)
 
 
-@pytest.mark.parametrize("command", ["topo", "pairs"])
+@pytest.mark.parametrize(
+    "command",
+    ["topo", "pairs --backend cuda", "select 1 --backend cuda", "select 1 --backend cuda --allow-busy"],
+)
 def test_the_message_says_when_all_gpus_are_hidden(fakes: Fakes, command: str) -> None:
-    backend = [] if command == "topo" else ["--backend", "cuda"]
-    done = on_gpus(fakes, [command, *backend], {"CUDA_VISIBLE_DEVICES": ""})
+    done = on_gpus(fakes, command.split(), {"CUDA_VISIBLE_DEVICES": ""})
     assert (done.code, done.stdout) == (2, "")
     assert "CUDA_VISIBLE_DEVICES" in one_line(done.stderr)

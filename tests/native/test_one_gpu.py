@@ -59,10 +59,3 @@ def test_check_judges_the_only_gpu_and_expects_one(fakes: Fakes) -> None:
     done = _collbench(fakes, "check", "--sizes", "16M", "--expect", "1", "-o", "run.json")
     assert done.code == 0, done.stderr + done.stdout
     assert done.stdout.startswith("GPU0: slot, health and copies with host memory agree.")
-    shown = _collbench(fakes, "show", "run.json")
-    assert shown.code == 0, shown.stderr
-    assert "h2d-ce host" in shown.stdout.splitlines()[0]
-    chosen = _collbench(fakes, "select", "1", "run.json", "--allow-busy")
-    assert chosen.code == 0, chosen.stderr
-    assert chosen.stdout.startswith("GPU0")
-    assert _collbench(fakes, "check", "run.json", "--expect", "2").code == 1
