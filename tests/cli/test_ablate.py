@@ -180,13 +180,7 @@ def test_a_script_that_crashes_shows_its_traceback_first_and_says_what_is_saved(
     ],
 )
 def test_an_interruption_ends_torchruns_ranks_and_says_what_is_saved(
-    tmp_path: Path,
-    torchrun: dict[str, str],
-    number: signal.Signals,
-    status: int,
-    seed: int,
-    kept: str,
-    itself: bool,
+    tmp_path: Path, torchrun: dict[str, str], number: signal.Signals, status: int, seed: int, kept: str, itself: bool
 ) -> None:
     """Torchrun gets SIGTERM for each of these signals, so one signal uses torchrun, and the others a fast fake.
 

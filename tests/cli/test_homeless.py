@@ -27,11 +27,7 @@ NOWHERE = {"below a file": "/dev/null/state", "below what the kernel has": "/pro
 
 
 @pytest.mark.parametrize("state", NOWHERE.values(), ids=NOWHERE)
-@pytest.mark.parametrize(
-    "args",
-    [f"pairs {SIM} --sizes 1M", f"latency {SIM}"],
-    ids=lambda args: args.split()[0],
-)
+@pytest.mark.parametrize("args", [f"pairs {SIM} --sizes 1M", f"latency {SIM}"], ids=lambda args: args.split()[0])
 def test_it_is_measured_printed_and_one_line_says_how_to_keep_it(
     program: Program, monkeypatch: pytest.MonkeyPatch, args: str, state: str
 ) -> None:

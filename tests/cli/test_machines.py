@@ -26,13 +26,7 @@ QUICK = ("--sizes", "1K", "--output", "run.json")
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_one_clear_line(
-    fakes: Fakes,
-    tmp_path: Path,
-    case: str,
-    args: tuple[str, ...],
-    settings: dict[str, object],
-    named: str,
-    advice: str,
+    fakes: Fakes, tmp_path: Path, case: str, args: tuple[str, ...], settings: dict[str, object], named: str, advice: str
 ) -> None:
     measures = () if args[0] == "topo" or "--sizes" in args else QUICK
     done = on_gpus(fakes, [*args, *measures], **settings)

@@ -120,11 +120,7 @@ def test_a_simulated_machine_and_a_saved_run_of_it_refuse_a_busy_gpu_alike(progr
     ("case", "args", "message"),
     [
         ("too many", ("5",), "select 5 is more than the 4 that may be chosen (GPU0, GPU1, GPU2, GPU3)"),
-        (
-            "too many after excluding",
-            ("3", "--exclude", "0,1"),
-            "than the 2 that may be chosen (GPU2, GPU3; not",
-        ),
+        ("too many after excluding", ("3", "--exclude", "0,1"), "than the 2 that may be chosen (GPU2, GPU3; not"),
         ("an unknown GPU excluded", ("2", "--exclude", "9"), "device 9 is not available"),
         ("labels and a run", ("2", "r", "--topology", "t"), "use only one"),
         ("a run and none", ("2", "r", "--fresh"), "use only one"),

@@ -158,12 +158,7 @@ SMALL = [measured(Operation.ALLREDUCE, pair, 100.0, size=8) for pair in combinat
     ],
 )
 def test_an_unsuitable_saved_run_is_skipped(
-    program: Program,
-    listed: list[str],
-    case: str,
-    age: timedelta,
-    changes: dict[str, object],
-    args: tuple[str, ...],
+    program: Program, listed: list[str], case: str, age: timedelta, changes: dict[str, object], args: tuple[str, ...]
 ) -> None:
     save_run(saved_in(Path()), gpus(4), age, **changes)
     assert choose(program, *args).endswith(PROBED), case

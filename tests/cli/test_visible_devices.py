@@ -67,8 +67,7 @@ def test_what_it_hides_is_refused(fakes: Fakes, tmp_path: Path, case: str, args:
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["topo", "pairs --backend cuda", "select 1 --backend cuda", "select 1 --backend cuda --allow-busy"],
+    "command", ["topo", "pairs --backend cuda", "select 1 --backend cuda", "select 1 --backend cuda --allow-busy"]
 )
 def test_the_message_says_when_all_gpus_are_hidden(fakes: Fakes, command: str) -> None:
     done = on_gpus(fakes, command.split(), {"CUDA_VISIBLE_DEVICES": ""})

@@ -21,10 +21,7 @@ PAIR, FOUR = (0, 1), (0, 1, 2, 3)
 def plan_for(n: int, *, all_devices: bool = False) -> Plan:
     return Plan(
         devices=n,
-        groups={
-            COPY: directed_links(n),
-            SUM: (tuple(range(n)),) if all_devices else unordered_pairs(n),
-        },
+        groups={COPY: directed_links(n), SUM: (tuple(range(n)),) if all_devices else unordered_pairs(n)},
         sizes={COPY: SIZES, SUM: SIZES[1:]},
         batch_bytes=128 * MIB,
         asked=ASKED,

@@ -134,7 +134,7 @@ def test_reads_by_kernels_that_a_cache_would_serve_are_skipped(fakes: Fakes, tmp
     assert done.code == 0, done.stderr
     assert "are free for a buffer, too little compared with the cache of the reading device" in done.stdout
     assert {m["point"]["operation"] for m in _run_file(tmp_path)["measurements"]} == {
-        *("ce-write", "ce-read", "sm-write", "allreduce", "broadcast"),
+        *("ce-write", "ce-read", "sm-write", "allreduce", "broadcast")
     }
 
 

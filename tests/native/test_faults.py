@@ -42,24 +42,14 @@ def _failed(tmp_path: Path) -> list[dict[str, Any]]:
     [
         ({"stuck": "{}={}"}, 4, "hang: no answer within"),
         ({"interrupt": "{}={}", "signal": _STOPPED}, 4, "hang: no answer within"),
-        (
-            {"interrupt": "{}={}", "signal": _KILLED},
-            1,
-            "the worker process died (signal 9, SIGKILL)",
-        ),
+        ({"interrupt": "{}={}", "signal": _KILLED}, 1, "the worker process died (signal 9, SIGKILL)"),
         ({"interrupt": "{}={}", "signal": _SEGFAULT}, 1, "the worker process died (signal 11, SIGSEGV)"),
         ({"fail": "{}:700:{}"}, 1, "cuMemcpyPeerAsync"),
     ],
     ids=["a call that never returns", "a stopped worker", "a killed worker", "a segfault", "a sticky error"],
 )
 def test_a_fault_costs_its_point_and_is_on_the_page(
-    fakes: Fakes,
-    program: Program,
-    tmp_path: Path,
-    late: int,
-    fault: dict[str, object],
-    status: int,
-    message: str,
+    fakes: Fakes, program: Program, tmp_path: Path, late: int, fault: dict[str, object], status: int, message: str
 ) -> None:
     settings = {name: str(value).format("cuMemcpyPeerAsync", late) for name, value in fault.items()}
     done = _measure(fakes, **settings, once=tmp_path / "once")

@@ -94,13 +94,7 @@ def test_a_driver_that_does_not_answer_is_one_clear_error(fakes: Fakes) -> None:
     assert reported["text"].startswith("no NVIDIA driver")
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        "nvmlDeviceGetFieldValues",
-        "nvmlDeviceGetTopologyCommonAncestor",
-    ],
-)
+@pytest.mark.parametrize("function", ["nvmlDeviceGetFieldValues", "nvmlDeviceGetTopologyCommonAncestor"])
 def test_an_unsupported_query_never_stops_the_others(fakes: Fakes, function: str) -> None:
     # nvml.h: NVML_ERROR_NOT_SUPPORTED is 3.
     facts = _facts(fakes, gpus=2, fail=f"{function}:3:1")

@@ -27,12 +27,7 @@ from tests.ranks.processes import as_mpirun, ends, free_port, started
             ("2", "2"),
             "ranks 0 and 1 on .* all have the same GPU, GPU-fa4e0200-.*: start one process for each GPU",
         ),
-        (
-            "more ranks than GPUs",
-            2,
-            (None, None, None),
-            "Open MPI started 3 processes for 2 GPUs",
-        ),
+        ("more ranks than GPUs", 2, (None, None, None), "Open MPI started 3 processes for 2 GPUs"),
     ],
 )
 def test_each_rank_needs_a_gpu_of_its_own(

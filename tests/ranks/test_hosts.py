@@ -33,12 +33,7 @@ FOUR = (rank(0), rank(1), rank(2, "b"), rank(3, "b"))
     [
         ("one host", (rank(0), rank(1)), ("a", "a"), ("GPU0", "GPU1")),
         ("two hosts", FOUR, ("a", "a", "b", "b"), ("a:GPU0", "a:GPU1", "b:GPU2", "b:GPU3")),
-        (
-            "two hosts of one name",
-            (rank(0), rank(1, host_key="another")),
-            ("a", "a#2"),
-            ("a:GPU0", "a#2:GPU1"),
-        ),
+        ("two hosts of one name", (rank(0), rank(1, host_key="another")), ("a", "a#2"), ("a:GPU0", "a#2:GPU1")),
         (
             "two containers of one machine that share its network",
             (rank(0), rank(1, "b", network_key="net a")),

@@ -30,18 +30,7 @@ def environments_of() -> list[dict[str, object]]:
 
 
 def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list[list[str]], tmp_path: Path) -> None:
-    arguments = [
-        "nodes",
-        "--backend",
-        "host",
-        "--size",
-        "64K",
-        "--select",
-        "2",
-        "--budget",
-        "0.001ms",
-        "-v",
-    ]
+    arguments = ["nodes", "--backend", "host", "--size", "64K", "--select", "2", "--budget", "0.001ms", "-v"]
     with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
         (status, out, err), *other_outputs = ends(processes)
     # 64K between shared cores may be too noisy to tell nodes apart, or make one look slow.

@@ -43,8 +43,7 @@ def stuck() -> tuple[FakeRankWorker, threading.Event]:
 
 
 @pytest.mark.parametrize(
-    ("title", "last_order", "released"),
-    [("rank 0 lets it go", Leave(), True), ("rank 0 is gone", None, False)],
+    ("title", "last_order", "released"), [("rank 0 lets it go", Leave(), True), ("rank 0 is gone", None, False)]
 )
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_rank_ends_with_rank_0(title: str, last_order: Order | None, released: bool, busy: bool) -> None:

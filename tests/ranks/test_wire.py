@@ -12,15 +12,7 @@ from collbench.machine.launchers import LaunchEnvironment
 from collbench.measurement.backends.protocol import Call
 from collbench.model.errors import BackendError
 from collbench.ranks import connection
-from collbench.ranks.connection import (
-    MAX_BYTES,
-    framed,
-    is_loopback,
-    own_address,
-    plain_address,
-    to_rank,
-    to_rank_0,
-)
+from collbench.ranks.connection import MAX_BYTES, framed, is_loopback, own_address, plain_address, to_rank, to_rank_0
 from collbench.ranks.coordinator import RankLost, Ranks
 from collbench.ranks.factory import _address, _own_address
 from collbench.ranks.messages import BadMessage, Done, Leave
@@ -117,10 +109,7 @@ def test_invalid_messages_of_rank_0_are_refused(socket_pair: tuple[socket.socket
         far.recv()
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '["", "1", ""]', '["", 1, "no digits"]', '["", 1]'],
-)
+@pytest.mark.parametrize("text", ["", "[]", "{}", '["", "1", ""]', '["", 1, "no digits"]', '["", 1]'])
 def test_invalid_entries_of_the_store_are_refused(text: str) -> None:
     with pytest.raises(BackendError, match="start all ranks again"):
         _address(text)

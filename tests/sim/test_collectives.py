@@ -22,8 +22,7 @@ V100_LINK = 24.17 * DGX.engines.nccl_nvlink
 
 
 @pytest.mark.parametrize(
-    ("k", "rings", "sets"),
-    [(2, 2, 8), (3, 2, 8), (4, 4, 2), (5, 2, 24), (6, 4, 4), (7, 4, 8), (8, 6, 1)],
+    ("k", "rings", "sets"), [(2, 2, 8), (3, 2, 8), (4, 4, 2), (5, 2, 24), (6, 4, 4), (7, 4, 8), (8, 6, 1)]
 )
 def test_dgx_1v_has_the_expected_rings(k: int, rings: int, sets: int) -> None:
     """docs/method/choosing.md 6: the best number of directed rings for k, and how many sets reach it."""
@@ -69,25 +68,14 @@ def test_petersens_graph_has_no_ring() -> None:
         (
             "a slow link is left out where others do",
             faulty(
-                mesh(4, dict.fromkeys(combinations(range(4), 2), 1)),
-                Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.1),
+                mesh(4, dict.fromkeys(combinations(range(4), 2), 1)), Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.1)
             ),
             range(4),
             20,
         ),
-        (
-            "slow collectives",
-            faulty(complete(3), Fault(FaultKind.SLOW_COLLECTIVES, factor=0.25)),
-            (0, 1, 2),
-            5,
-        ),
+        ("slow collectives", faulty(complete(3), Fault(FaultKind.SLOW_COLLECTIVES, factor=0.25)), (0, 1, 2), 5),
         ("NVLinks that are not used", faulty(complete(2), Fault(FaultKind.NVLINK_UNUSED)), (0, 1), 20),
-        (
-            "a bottleneck carries every hop",
-            faulty(complete(3), Fault(FaultKind.BOTTLENECK, gbs=15)),
-            (0, 1, 2),
-            5,
-        ),
+        ("a bottleneck carries every hop", faulty(complete(3), Fault(FaultKind.BOTTLENECK, gbs=15)), (0, 1, 2), 5),
     ],
 )
 def test_meshes(title: str, fabric: Fabric, members: tuple[int, ...], expected: float) -> None:

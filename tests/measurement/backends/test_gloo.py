@@ -123,11 +123,7 @@ def test_several_groups_give_a_row_each_and_bystanders_none(world: GlooWorld) ->
             step(Work(Operation.ALLTOALL, Variant.IN_PLACE), ((0, 1),), 8),
             "alltoall out of place only",
         ),
-        (
-            "send/recv in place",
-            step(Work(Operation.SENDRECV, Variant.IN_PLACE), ((0, 1),), 8),
-            "sendrecv out of place",
-        ),
+        ("send/recv in place", step(Work(Operation.SENDRECV, Variant.IN_PLACE), ((0, 1),), 8), "sendrecv out of place"),
         (
             "a block and a half",
             step(Operation.GATHER, ((0, 1, 2),), 16),

@@ -288,9 +288,7 @@ def test_ctrl_c_in_the_terminal_leaves_the_worker_to_its_parent(backend: Isolate
     assert outcomes(backend, copies(fake_worker.GOOD)) == [""]
 
 
-def test_what_nccl_prints_does_not_reach_the_page_and_workers_end_with_their_parent(
-    backend: IsolatedBackend,
-) -> None:
+def test_what_nccl_prints_does_not_reach_the_page_and_workers_end_with_their_parent(backend: IsolatedBackend) -> None:
     script = (
         "import os, signal\n"
         "from collbench.measurement.backends.isolated import IsolatedBackend\n"
