@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from collbench.measurement.backends.protocol import Backend, Step, Timing
+from collbench.measurement.plan import Plan, StoppingRule, directed_links, unordered_pairs
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Asked, DataPoint, Device, Refusal
-from tests.builders import gpus
+from collbench.model.run import Asked, DataPoint, Device, Path, Refusal, Run
+from tests.builders import gpus, run_of
 
 ASKED = Asked(dtype="float32", redop="sum", seed=0, command=())  # with no wish of its own
+MIB = 2**20
+# No test waits: the deadline is an hour away, or it has passed before the sweep begins.
+PATIENT = StoppingRule(
+    screening=3, deciding=5, budget_seconds=3600, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
+)
+HURRIED = replace(PATIENT, budget_seconds=-1)
+
+
+def plan_for(n: int, sizes: tuple[int, ...] = (MIB, 64 * MIB)) -> Plan:
+    """Return the plan of copies on all links and of all-reduces on all pairs."""
+    groups = {Work(Operation.CE_WRITE): directed_links(n), Work(Operation.ALLREDUCE): unordered_pairs(n)}
+    return Plan(n, groups, dict.fromkeys(groups, sizes), PATIENT.batch_bytes, ASKED)
+
+
+def empty(count: int, links: Sequence[Path] | None = None) -> Run:
+    """Return a run that has just begun."""
+    return replace(run_of(gpus(count), [], links), complete=False)
 
 
 class FakeBackend(Backend):

@@ -12,8 +12,8 @@ from collbench.model.errors import StepFailed
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run, StopReason
 from tests.builders import GIB, measured, noisy, paths
-from tests.measurement.fakes import FakeBackend
-from tests.measurement.test_sweep import HURRIED, PATIENT, plan_for, swept
+from tests.measurement.fakes import HURRIED, PATIENT, FakeBackend, plan_for
+from tests.measurement.test_sweep import swept
 
 
 def deviations(sigma: float, trials: int = 7) -> list[list[float]]:

@@ -25,10 +25,10 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[.
     """Return what begins a session on a backend; its run goes to run.json, and what it reports fails the test."""
 
     def session_on(
-        backend: FakeBackend, request: Request = ALL, report: Callable[[str], object] = pytest.fail, **more: Any
+        backend: FakeBackend, request: Request = ALL, report: Callable[[str], None] = pytest.fail, **more: Any
     ) -> Session:
-        parts = {"machine": Machine("box", "Linux", "CPU"), "paths": paths(len(backend.devices()))}
-        opened = Opened(backend, **parts | {"health": tuple, "close": backend.close} | more)
+        parts: dict[str, Any] = {"paths": paths(len(backend.devices())), "health": tuple, "close": backend.close}
+        opened = Opened(backend, machine=Machine("box", "Linux", "CPU"), **parts | more)
         monkeypatch.setattr(session, "open_backend", lambda *_, **__: opened)
         return Session(request, tmp_path / "run.json", report)
 

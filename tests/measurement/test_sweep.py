@@ -15,22 +15,9 @@ from collbench.measurement.sweep import Watcher, sweep, warm_up
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.operations import Operation, Work
 from collbench.model.run import InterferenceCheck, Path, Run, StopReason
-from tests.builders import gpus, paths, run_of
-from tests.measurement.fakes import ASKED, FakeBackend
+from tests.builders import paths
+from tests.measurement.fakes import ASKED, MIB, PATIENT, FakeBackend, empty, plan_for
 from tests.measurement.interrupted import saved_after_ctrl_c
-
-MIB = 2**20
-SIZES = (MIB, 64 * MIB)
-# No test waits: the deadline is an hour away, or it has passed before the sweep begins.
-PATIENT = StoppingRule(
-    screening=3, deciding=5, budget_seconds=3600, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
-)
-HURRIED = replace(PATIENT, budget_seconds=-1)
-
-
-def plan_for(n: int) -> Plan:
-    groups = {Work(Operation.CE_WRITE): directed_links(n), Work(Operation.ALLREDUCE): unordered_pairs(n)}
-    return Plan(n, groups, dict.fromkeys(groups, SIZES), PATIENT.batch_bytes, ASKED)
 
 
 def swept(
@@ -42,12 +29,6 @@ def swept(
 ) -> Run:
     run = empty(len(backend.devices()), links)
     sweep(backend, plan, run, rule, random.Random(11), Watcher(progress, lambda: None))
-    return run
-
-
-def empty(count: int, links: Sequence[Path] | None = None) -> Run:
-    run = run_of(gpus(count), [], links)
-    run.complete = False
     return run
 
 

@@ -7,35 +7,21 @@ from dataclasses import replace
 import pytest
 
 from collbench.measurement.backends.protocol import Step, Timing
-from collbench.measurement.plan import Plan, StoppingRule, directed_links, unordered_pairs
+from collbench.measurement.plan import Plan
 from collbench.measurement.sweep import Watcher, sweep
 from collbench.model.errors import BackendError, Cause, Failure, FailureKind, StepFailed
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.run import DataPoint, MarkKind, Run, StopReason
-from tests.builders import gpus, hot, in_words, paths, run_of
-from tests.measurement.fakes import ASKED, FakeBackend
+from tests.builders import hot, in_words, paths
+from tests.measurement.fakes import ASKED, MIB, PATIENT, FakeBackend, empty, plan_for
 
-MIB = 2**20
 COPY, SUM = Work(Operation.CE_WRITE), Work(Operation.ALLREDUCE)
-RULE = StoppingRule(
-    screening=3, deciding=5, budget_seconds=3600, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
-)
-
-
-def plan_for(n: int) -> Plan:
-    groups = {COPY: directed_links(n), SUM: unordered_pairs(n)}
-    return Plan(n, groups, dict.fromkeys(groups, (8, MIB)), RULE.batch_bytes, ASKED)
-
-
-def empty(n: int) -> Run:
-    run = run_of(gpus(n), [])
-    run.complete = False
-    return run
+SIZES = (8, MIB)
 
 
 def measure(backend: FakeBackend, run: Run, keep: Callable[[], None] = lambda: None) -> Run:
     watcher = Watcher(lambda _done, _total: None, keep, lambda members: (hot(1, 86),) if 1 in members else ())
-    sweep(backend, plan_for(len(backend.devices())), run, RULE, random.Random(3), watcher)
+    sweep(backend, plan_for(len(backend.devices()), SIZES), run, PATIENT, random.Random(3), watcher)
     return run
 
 
@@ -43,10 +29,8 @@ def backend_that_hangs(point: DataPoint) -> FakeBackend:
     """Return a machine on which one data point never comes back, wherever it is tried."""
 
     def on_step(_number: int, step: Step) -> None:
-        if (step.work.operation, step.size_bytes) == (
-            point.operation,
-            point.size_bytes,
-        ) and point.members in step.groups:
+        ours = (step.work.operation, step.size_bytes) == (point.operation, point.size_bytes)
+        if ours and point.members in step.groups:
             raise StepFailed("hang: no answer within 5 s")
 
     return FakeBackend(4, on_step=on_step)
@@ -58,7 +42,7 @@ def test_a_step_that_fails_costs_its_own_point_and_no_other() -> None:
     failed = [measurement for measurement in run.measurements if measurement.stop is StopReason.FAILED]
     assert [measurement.point for measurement in failed] == [point]
     assert failed[0].failure == in_words("hang: no answer within 5 s", FailureKind.ERROR)
-    assert len(run.measurements) == len(list(plan_for(4).points()))
+    assert len(run.measurements) == len(list(plan_for(4, SIZES).points()))
     assert all(len(measurement.samples) >= 3 for measurement in run.measurements if measurement is not failed[0])
     assert run.complete
 
@@ -77,7 +61,7 @@ def test_a_link_that_hangs_while_it_is_warmed_is_not_waited_for_again_and_the_ot
     assert [step.groups for step in waits] in ([((1, 3),)], [waits[0].groups, ((1, 3),)])
     failed = [measurement for measurement in run.measurements if measurement.stop is StopReason.FAILED]
     assert [(measurement.point, measurement.failure) for measurement in failed] == [(point, hung)]
-    assert len(run.measurements) == len(list(plan_for(4).points()))
+    assert len(run.measurements) == len(list(plan_for(4, SIZES).points()))
     assert all(len(measurement.samples) >= 3 for measurement in run.measurements if measurement is not failed[0])
     assert run.complete
 
@@ -114,7 +98,7 @@ def test_collectives_that_all_fail_cost_no_copy() -> None:
 
     run = measure(FakeBackend(4, on_step=on_step), empty(4))
     failed = {measurement.point for measurement in run.measurements if measurement.stop is StopReason.FAILED}
-    assert failed == {point for point in plan_for(4).points() if point.operation.is_collective}
+    assert failed == {point for point in plan_for(4, SIZES).points() if point.operation.is_collective}
     first_failure = in_words("NCCL did not start", FailureKind.ERROR)
     given_up = Failure(FailureKind.UNTRIED, Cause.IN_A_ROW, count=4, because=first_failure)
     assert {measurement.failure for measurement in run.measurements if measurement.point in failed} == {
@@ -156,7 +140,7 @@ def test_a_batch_that_beats_its_limit_is_kept_and_marked_at_once() -> None:
         if any(sample.marks for sample in measurement.samples)
     }
     assert marked == {(1, 2), (2, 1)}
-    assert all(len(measurement.samples) >= RULE.screening for measurement in run.measurements)
+    assert all(len(measurement.samples) >= PATIENT.screening for measurement in run.measurements)
     fast = next(one for one in run.measurements if one.point == DataPoint(Operation.CE_WRITE, (1, 2), MIB))
     (flag,) = fast.samples[0].marks
     assert (flag.kind, flag.devices, flag.limit_gbs) == (MarkKind.IMPOSSIBLE, (1, 2), 450.0)
@@ -209,9 +193,9 @@ def test_unverified_results_are_not_called_right() -> None:
     in_place: dict[Work, tuple[tuple[int, ...], ...]] = {
         Work(operation, Variant.IN_PLACE): ((0, 1),) for operation in COLLECTIVES
     }
-    plan = Plan(2, in_place, dict.fromkeys(in_place, (MIB,)), RULE.batch_bytes, ASKED)
+    plan = Plan(2, in_place, dict.fromkeys(in_place, (MIB,)), PATIENT.batch_bytes, ASKED)
     run = empty(2)
-    sweep(FakeBackend(2), plan, run, RULE, random.Random(1), Watcher(lambda _d, _t: None, lambda: None))
+    sweep(FakeBackend(2), plan, run, PATIENT, random.Random(1), Watcher(lambda _d, _t: None, lambda: None))
     unchecked = {measurement.point.operation for measurement in run.measurements if measurement.wrong is None}
     assert unchecked == {
         Operation.ALLTOALL,
