@@ -217,13 +217,6 @@ def test_calls_in_one_group_share_their_kernel() -> None:
     assert found.mine.kernels == pytest.approx(100e-6)
 
 
-def test_a_group_of_one_rank_has_no_busbw_of_others() -> None:
-    job = made_job(DDP, ranks=1)
-    found = report(job)
-    assert found is not None
-    assert found.late == ()
-
-
 def test_how_late_a_rank_is_counts_from_the_median_of_the_others() -> None:
     rng = np.random.default_rng(3)
     for ranks in range(2, 8):

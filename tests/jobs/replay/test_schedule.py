@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.jobs import job_file
 from collbench.jobs.job import Call, Group, Job, JobRank, Phase, PointToPoint, Position, Sample
 from collbench.jobs.replay.schedule import Assumption, Post, Schedule, schedule_of
 from collbench.model.errors import UsageError
@@ -117,11 +116,6 @@ def test_a_job_that_lost_a_call_is_refused_or_still_fits(job: Job, random: objec
     broken = replace(job, ranks=tuple(hurt if rank is victim else rank for rank in job.ranks))
     with suppress(UsageError):
         assert finishes(schedule_of(broken))
-
-
-def test_a_job_survives_its_file(tmp_path: object) -> None:
-    job = pipeline()
-    assert schedule_of(job_file.loads(job_file.dumps(job), "job")) == schedule_of(job)
 
 
 def two(first: list[Call], second: list[Call], **more: float | None) -> Job:
@@ -277,10 +271,3 @@ def test_ranks_that_call_two_groups_in_other_orders_do_not_wait_for_ever() -> No
     schedule = schedule_of(job_of([(0, 1), (0, 1)], [[(a, False), (b, False)], [(b, False), (a, False)]]))
     assert finishes(schedule)
     assert len(schedule.meetings) == 2
-
-
-def test_a_step_that_is_another_one_is_still_refused() -> None:
-    step = [(Call("allreduce", size, 0, "float32", "sum"), False) for size in (1024, 2048, 4096)]
-    job = job_of([(0, 1)], [step, [step[0], step[2], step[1]]])
-    with pytest.raises(UsageError):
-        schedule_of(job)
