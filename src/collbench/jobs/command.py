@@ -339,12 +339,13 @@ def _check_of_a_job() -> None:
 
 
 def _check_of_a_network(files: Sequence[Path], params: str | None, *, for_a_job: bool) -> None:
+    if params is not None and not for_a_job:
+        return
     if files:
         run_file.load(files[0])  # a file that cannot be read is the more likely mistake
     if for_a_job:
         raise UsageError("--devices and --recorded-links are for a recorded job: name its file first, before the runs")
-    if params is None:
-        raise UsageError("name a recorded job first, or give the network's parameters: --params 124M")
+    raise UsageError("name a recorded job first, or give the network's parameters: --params 124M")
 
 
 _Answer = tuple[Iterable["Block"], dict[str, Any]]  # a page, and the fields of its JSON

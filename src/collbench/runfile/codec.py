@@ -279,7 +279,11 @@ class FileFormat:
             found = data.get("format") if isinstance(data, dict) else None
             ours = isinstance(found, str) and re.fullmatch("collbench-[a-z-]+", found)
             fault = f'its format is "{found}"' if ours else f'it has no "format": "{self.format}"'
-            fault += f"; 'collbench show {name}' prints it" if found in _SHOWN else ""
+            if found in _SHOWN:  # of a file alone: by its format, for which a pipe would be read twice
+                is_pipe = Path(name).is_fifo()
+                fault += (
+                    f"; 'collbench show {'FILE' if is_pipe else name}' prints it{' from a file' if is_pipe else ''}"
+                )
             raise RunFileError(f"{name} is JSON but not a collbench {self.noun}: {fault}")
         number = data.get("format_version")
         if type(number) is not int or number != self.version:

@@ -1,6 +1,7 @@
 """`collbench predict` on saved runs: both pages, the JSON, docs/predict.md's examples, and what cannot be predicted."""
 
 import json
+import os
 import re
 import tarfile
 from dataclasses import replace
@@ -111,6 +112,24 @@ def test_a_job_on_its_own_links_does_not_change(program: Program, saved: Path) -
         answer = json.loads(program("predict", "job.json", "run.json", *more, "--json").out)
         assert answer["longer_seconds"] == pytest.approx([0, 0, 0], abs=1e-12)
         assert answer["recorded_links_given"] == bool(more)
+
+
+def test_a_run_may_come_from_a_pipe_which_can_be_read_once(program: Program, saved: Path) -> None:
+    """A shell's <(zcat run.json.gz) is one. So small that its buffer holds it."""
+    run_file.save(pairs({}, 2), saved / "two.json")
+    named = program("predict", "two.json", "--params", "1B").out
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as pipe:
+        pipe.write((saved / "two.json").read_bytes())
+    piped = program("predict", f"/dev/fd/{reader}", "--params", "1B")
+    os.close(reader)
+    assert (piped.status, piped.out) == (0, named)
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as pipe:
+        pipe.write((saved / "job.json").read_bytes())
+    refused = program("show", f"/dev/fd/{reader}")  # a job is told from a run by reading twice
+    os.close(reader)
+    assert refused.line.endswith("'collbench show FILE' prints it from a file")
 
 
 def test_a_run_with_a_failure_says_so_and_fails(program: Program, saved: Path) -> None:
