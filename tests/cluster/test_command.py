@@ -62,6 +62,11 @@ def test_what_is_slow_decides_the_status_unless_something_worse_does(
         ("a cluster for real nodes", ("nodes", "--fabric-cluster", "tree-128"), "add --backend sim"),
         ("more nodes than there are", (*SIM, "thin-32", "--select", "33"), "--select 33 of 32 nodes"),
         ("a file for nothing", (*SIM, "thin-32", "-o", "x.json"), "a simulation measures nothing"),
+        (
+            "messages of latency",
+            (*SIM, "thin-32", "--size", "8"),
+            "has bandwidth and no latency: write --size 64M or more",
+        ),
         ("switches of a simulated one", (*SIM, "thin-32", "--switches", "x"), "--switches is for real nodes"),
     ],
 )

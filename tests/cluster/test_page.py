@@ -103,10 +103,14 @@ def test_where_all_uplinks_are_oversubscribed_the_first_line_says_so_and_none_sa
     """No node and no single uplink is to blame, but half of the bandwidth is gone."""
     healthy = NodeEffect(0, *(Effect(0.0, (-0.01, 0.01), State.HEALTHY),) * 2)
     judgement = Judgement((healthy, replace(healthy, node=1)), (), 400.0, (-0.5,), 0.01, None)
-    first, second, *_ = text(page(SIM, judgement, None)).splitlines()
-    assert first.startswith(
+    first_of_all, second, *_ = text(page(SIM, judgement, None)).splitlines()
+    assert first_of_all.startswith(
         "across    pairs across switches lose 50% if all run at once: slow or oversubscribed uplinks"
     )
     assert second.startswith("slow      no node, and no uplink more than the others")
     first, *_ = text(page(SIM, replace(judgement, across=(-0.01,)), None)).splitlines()
     assert first.startswith("slow      no node and no uplink")
+    doubtful = replace(healthy, node=2, sends=Effect(-0.03, (-0.06, 0.01), State.UNDECIDED))
+    lines = text(page(SIM, replace(judgement, nodes=(*judgement.nodes, doubtful)), None)).splitlines()
+    assert lines[0] == first_of_all
+    assert lines[1].startswith("slow      no node for certain: 1 node is in doubt")

@@ -30,7 +30,7 @@ from collbench.model.errors import (
 )
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-from collbench.model.units import amount, parse_size
+from collbench.model.units import amount, format_size, parse_size
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.run_file import RunWriter
 
@@ -96,6 +96,8 @@ class NodeSurvey:
 
 # A simulated cluster, by name or file.
 
+_LEAST_SIMULATED = 64 * 2**20  # less takes a time that is not simulated
+
 
 def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed: int) -> NodeSurvey:
     """Survey a simulated cluster. Raises UsageError, and RunFileError for a file that describes no cluster."""
@@ -111,6 +113,10 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
     if cluster.nodes < 2:
         raise UsageError("a cluster of one node has no pair to measure")
     nodes_request.check(cluster.nodes, "")
+    if nodes_request.size_bytes < _LEAST_SIMULATED:
+        raise UsageError(
+            f"a simulated cluster has bandwidth and no latency: write --size {format_size(_LEAST_SIMULATED)} or more"
+        )
     done = survey_cluster(
         cluster, nodes_request.budget_seconds, nodes_request.size_bytes, seed, one_way=nodes_request.one_way
     )

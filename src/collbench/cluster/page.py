@@ -18,7 +18,7 @@ from collbench.cluster.nodes import (
 from collbench.machine.launchers import format_node_list
 from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
-from collbench.model.units import DELTA, fixed
+from collbench.model.units import DELTA, amount, fixed, verb
 from collbench.report import sentences
 from collbench.report.text.frame import ALARM, not_judged
 from collbench.report.text.layout import Lines, Page, whole
@@ -147,14 +147,14 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
         yield f"{uplink.effect.state:9} {_uplink(uplink, origin.names)}{mark}"
     either = [one for one in judgement.nodes if one.state is State.EITHER]
     undecided = [one for one in judgement.nodes if one.state is State.UNDECIDED]
-    across = [*_across(judgement, mark)]
-    if not (judgement.slow_nodes or judgement.slow_uplinks or either or undecided):
-        yield from across  # first, for it is what is slow here
-        yield f"slow      no node{', and no uplink more than the others' if across else ' and no uplink'}{mark}"
-        across = []
+    yield from (across := [*_across(judgement, mark)])
+    if judgement.judged and not (judgement.slow_nodes or judgement.slow_uplinks):
+        uplinks = ", and no uplink more than the others" if across else " and no uplink"
+        if doubtful := len(either) + len(undecided):
+            uplinks = f" for certain: {amount(doubtful, 'node')} {verb(doubtful, 'is', 'are')} in doubt"
+        yield f"slow      no node{uplinks}{mark}"
     noise = f"noise {judgement.noise:.1%} per measurement"
     yield f"typical   a pair reaches {fixed(judgement.typical_gbs)} GB/s busbw; {noise}{mark}"
-    yield from across
     if judgement.fast_pair:
         pair = format_node_list([origin.names[node] for node in judgement.fast_pair])
         yield f"undecided only {pair} are fast with each other: the others are slow, or these two share a switch{mark}"
