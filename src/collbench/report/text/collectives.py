@@ -300,14 +300,13 @@ def _percentiles(by_size: Sequence[Tails]) -> Table:
     return table("size", *heads, rows=rows)
 
 
-def _late_lines(run: Run, by_size: Sequence[Tails]) -> list[str]:
-    """Return which ranks are late, and which percentiles lack launches: lines of a name and a sentence."""
-    texts = [f"late      {line}" for line in _late(run, by_size)]
+def _late_lines(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
+    """Yield which ranks are late, and which percentiles lack launches: lines of a name and a sentence."""
+    yield from (f"late      {line}" for line in _late(run, by_size))
+    needed = {percent: fewest_launches(percent) for percent in PERCENTILES}
     most = min(one.count for one in by_size)
-    few = [(percent, fewest_launches(percent)) for percent in PERCENTILES if most < fewest_launches(percent)]
-    if few:
-        texts.append(f"too few   {', '.join(f'p{percent} needs {least} launches' for percent, least in few)}")
-    return texts
+    if few := [f"p{percent} needs {least} launches" for percent, least in needed.items() if most < least]:
+        yield f"too few   {', '.join(few)}"
 
 
 def _late(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
@@ -335,16 +334,12 @@ def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], s
     by = f"{low} µs" if low == high else f"{low} to {high} µs"
     last = max(rank.last or 0.0 for _, rank in late)
     at = "" if sizes == 1 else f" at {len(late)} of {sizes} sizes"
-    clauses = [
+    where = (
         f"{run.devices[device].tag} arrives {by} later than the others{at}, last in up to {last:.0%} of the launches"
-    ]
-    leaves = [rank.leaves for _, rank in late if rank.leaves is not None and rank.leaves.significant]
-    if leaves:
-        clauses.append(
-            f"it finishes {micro(max(one.median for one in leaves))} µs later, too: the cause is its links or its speed"
-        )
-    else:
-        clauses.append("it finishes with the others: the delay is on its GPU before the call, not on its links")
+    )
+    cause = "it finishes with the others: the delay is on its GPU before the call, not on its links"
+    if leaves := [rank.leaves.median for _, rank in late if rank.leaves is not None and rank.leaves.significant]:
+        cause = f"it finishes {micro(max(leaves))} µs later, too: the cause is its links or its speed"
     points = {one.point for one, _ in late}
     flags = dict.fromkeys(
         sentences.flag(flag, run.devices)
@@ -353,7 +348,7 @@ def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], s
         for flag in latency.flags
         if device in flag.devices
     )
-    return "; ".join([*clauses, *(f"during these launches {flag}" for flag in flags)])
+    return "; ".join([where, cause, *(f"during these launches {flag}" for flag in flags)])
 
 
 # The page of `collbench latency --collectives`: small all-reduces by size and memory, and those of a token.

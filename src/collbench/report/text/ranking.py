@@ -333,7 +333,7 @@ def tiers_table(run: Run, ranking: Ranking, most: int | None = None) -> Table:
         relations = [f"{counts[one]} {one}" if len(counts) > 1 else one.value for one in Relation if counts[one]]
         rates = span(figure(min(figures)), figure(max(figures)))
         rows.append((str(tier), rates, labels, names, ", ".join(relations)))
-    return table(*heads, rows=rows, left={*heads} - {unit}, keys=1)
+    return table(*heads, rows=rows, left={*heads} - {unit})
 
 
 def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink], most: int) -> list[str]:
