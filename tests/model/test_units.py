@@ -201,8 +201,8 @@ def test_a_figure_in_a_table_keeps_the_digits_of_small_ones(value: float, text: 
 @pytest.mark.parametrize(
     ("title", "written", "text"),
     [
-        ("a span", span("1.0", "2.0", "–"), "1.0–2.0"),
-        ("ends that print alike are one", span("1.0", "1.0"), "1.0"),
+        ("a span", span([1.5, 2.0, 1.0], str, "–"), "1.0–2.0"),
+        ("ends that print alike are one", span([1.04, 1.01], "{:.1f}".format), "1.0"),
         ("sizes in any order", size_span((2**30, 8, 2**20)), "8 B to 1G"),
         ("one size", size_span((2**20,)), "1M"),
         ("one", amount(1, "trial"), "1 trial"),

@@ -51,7 +51,7 @@ class Band:
             return f"nothing, {self._over}"
         if self.unmeasured and self.lo == 0:
             return f"up to {fixed(self.hi, 3)} GB/s"
-        return f"{span(fixed(self.lo, 3), fixed(self.hi, 3), '–')} GB/s"
+        return f"{span((self.lo, self.hi), lambda gbs: fixed(gbs, 3), '–')} GB/s"
 
     @property
     def basis(self) -> str:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from itertools import groupby
+from typing import TypeVar
 
 from collbench.model.errors import UsageError
+
+_Number = TypeVar("_Number", int, float)
 
 _SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # 18 digits: no larger number is a size or a factor, and int() stays fast and allowed.
@@ -192,8 +195,9 @@ def micro(seconds: float | None) -> str:
     return "-" if seconds is None else f"{round(seconds * 1e6, 2) + 0.0:.2f}"  # no -0.00
 
 
-def span(low: str, high: str, between: str = " to ") -> str:
-    """Return "8 B to 1G"; one of the two where both print alike."""
+def span(values: Collection[_Number], text: Callable[[_Number], str], between: str = " to ") -> str:
+    """Return the lowest and the highest value as text: "5.25 to 7.31"; one of the two where both print alike."""
+    low, high = text(min(values)), text(max(values))
     return low if low == high else f"{low}{between}{high}"
 
 
@@ -202,12 +206,12 @@ def number_ranges(numbers: Iterable[int]) -> str:
     # In such a range each number is as far from its place in the list.
     ranges = groupby(enumerate(numbers), key=lambda placed: placed[1] - placed[0])
     runs = [[number for _, number in run] for _, run in ranges]
-    return ",".join(span(str(run[0]), str(run[-1]), "-") for run in runs)
+    return ",".join(span(run, str, "-") for run in runs)
 
 
 def size_span(sizes: Collection[int]) -> str:
     """Return the smallest and the largest of some sizes in bytes: "8 B to 1G"."""
-    return span(format_size(min(sizes)), format_size(max(sizes)))
+    return span(sizes, format_size)
 
 
 def amount(count: int, noun: str) -> str:

@@ -168,8 +168,8 @@ def _verdict(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], unhealt
     works = names(case.reading.work for case in cases)
     cause = _cause(facts, blame, unhealthy, unused=unused)
     ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
-    shares = sorted(case.reading.gbs / case.allowed for case in cases if case.reading.work == worst.reading.work)
-    share = span(f"{shares[0]:.0%}", f"{shares[-1]:.0%}")
+    shares = [case.reading.gbs / case.allowed for case in cases if case.reading.work == worst.reading.work]
+    share = span(shares, "{:.0%}".format)
     text = f"NCCL reaches {share} of the capacity of its slowest link ({works})"
     if unused:
         label = facts.label(first_link(blame, ours))

@@ -66,7 +66,7 @@ def effect(ratio: Ratio, what: str, names: tuple[str, str], without: Sequence[st
         return _tied(ratio, change, what)
     low, high = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
     more = f"{_percent(abs(ratio.middle - 1))}% {'longer' if ratio.low > 1 else 'less'}"
-    interval = f"(95% interval {span(_percent(low), _percent(high), '–')}%)"
+    interval = f"(95% interval {span((low, high), _percent, '–')}%)"
     if without:
         return f"without {' and '.join(without)} {what} of this job takes {more} {interval}"
     return f"{change} {what} of this job takes {more} than {base} {interval}"

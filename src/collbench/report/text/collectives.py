@@ -33,7 +33,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import DataPoint, Measurement, Run, tags
 from collbench.model.skew import imbalance
-from collbench.model.units import DTYPE_BYTES, amount, counted, format_size, micro
+from collbench.model.units import DTYPE_BYTES, amount, counted, format_size, micro, span
 from collbench.report import sentences
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Block, Lines, Page, Part, Table, both, listed, short, table, whole
@@ -330,8 +330,7 @@ def _late(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
 def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], sizes: int) -> str:
     """Return which rank is late, by how much, and whether its links or its GPU's work cause it."""
     medians = [rank.arrives.median for _, rank in late if rank.arrives is not None]
-    low, high = micro(min(medians)), micro(max(medians))
-    by = f"{low} µs" if low == high else f"{low} to {high} µs"
+    by = f"{span(medians, micro)} µs"
     last = max(rank.last or 0.0 for _, rank in late)
     at = "" if sizes == 1 else f" at {len(late)} of {sizes} sizes"
     where = (

@@ -199,7 +199,7 @@ def runs_vary(comparison: Comparison) -> str:
     found = [one.between for one in comparison.changes if one.key.size_bytes == largest and one.between.sigma]
     if not found:
         return ""
-    spread = span(*(f"{100 * pick(one.sigma for one in found):.2f}%" for pick in (min, max)))
+    spread = span([100 * one.sigma for one in found], "{:.2f}%".format)
     if comparison.history:
         how = f", estimated from {amount(comparison.history + 1, 'run')}"
     elif any(one.origin is Origin.COMPARISON for one in found):

@@ -147,7 +147,7 @@ def health_lines(run: Run) -> list[str]:
     flags = {flag.kind for measurement in run.measurements for sample in measurement.samples for flag in sample.flags}
     if seen := [state.temperature for state in states if state.temperature is not None]:
         rule = f" ({TEMPERATURE_RULE})" if max(seen) >= GOOD_C else ""
-        good.append(f"{span(str(min(seen)), str(max(seen)), '–')} °C{rule}")
+        good.append(f"{span(seen, str, '–')} °C{rule}")
     # Devices that report no clock report no throttling either.
     clocked = any(state.sm_clock is not None for state in run.health_before)
     if clocked and FlagKind.THROTTLED not in kinds | flags:
@@ -369,8 +369,7 @@ def _interference(run: Run) -> Iterator[str]:
         at = f" at {size_span(sizes)}" if sizes else ""
         members = dict.fromkeys(tuple(sorted(check.members)) for check in checks)
         pairs = abridged([tags(one, run.devices, "-") for one in members], _MOST_NAMES)
-        ratios = [check.ratio for check in checks]
-        share = span(f"{min(ratios):.0%}", f"{max(ratios):.0%}")
+        share = span([check.ratio for check in checks], "{:.0%}".format)
         noise = f"{max(check.delta for check in checks):.1%}"
         yield (
             f"isolated  {works}{at} on {pairs}: {share} of the isolated rate while other pairs are busy, which is more "

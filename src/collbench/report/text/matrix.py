@@ -172,7 +172,7 @@ def rates_line(run: Run, largest: Sequence[Measurement]) -> Lines:
     unit = unit_of(run, work, size_bytes)
     figures = sorted((value_of(one, unit), one.point.members) for one in largest)
     (least, first), (most, last) = figures[0], figures[-1]
-    rates = f"{span(figure(least), figure(most))} {unit}"
+    rates = f"{span((least, most), figure)} {unit}"
     busbw = " busbw" if work.operation.is_collective and unit == "GB/s" else ""
     slowest = device_names(run.devices, work, first if unit == "GB/s" else last)
     sets = [*dict.fromkeys(one.point.members for one in largest)]  # host copies of one GPU may be on several nodes

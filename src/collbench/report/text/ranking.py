@@ -331,7 +331,7 @@ def tiers_table(run: Run, ranking: Ranking, most: int | None = None) -> Table:
         labels = ", ".join(dict.fromkeys(standing.label for standing in standings))
         counts = Counter(standing.relation for standing in standings)
         relations = [f"{counts[one]} {one}" if len(counts) > 1 else one.value for one in Relation if counts[one]]
-        rates = span(figure(min(figures)), figure(max(figures)))
+        rates = span(figures, figure)
         rows.append((str(tier), rates, labels, names, ", ".join(relations)))
     return table(*heads, rows=rows, left={*heads} - {unit})
 
@@ -356,7 +356,7 @@ def _fits(run: Run, ranked: RankedWork) -> Iterator[Part]:
     """Yield a title and a table of a work's fits; nothing without one."""
     if not ranked.fits:
         return
-    sizes = span(str(min(fit.sizes for fit in ranked.fits)), str(max(fit.sizes for fit in ranked.fits)))
+    sizes = span([fit.sizes for fit in ranked.fits], str)
     yield Text(f"\n{title(run, ranked.work)}: latency and bandwidth over {sizes} sizes")
     kind = kind_of(ranked.work)
     heads = (kind, "label", "latency µs", "bandwidth GB/s", "n½", "misfit")

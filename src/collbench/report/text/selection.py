@@ -74,7 +74,7 @@ def _published(selection: Selection) -> Iterator[str]:
     names = " and ".join(sorted({device.name for device in selection.devices}))
     for one in selection.published:
         low, high = one.gbs
-        rates = f"at least {fixed(low)}" if high is None else span(fixed(low), fixed(high), "–")
+        rates = f"at least {fixed(low)}" if high is None else span((low, high), fixed, "–")
         state = f", NVLS {one.nvls}" if one.nvls else ""
         where = f"{one.machine}, {len(selection.devices)} ranks{state} ({'; '.join(one.sources)})"
         yield f"reference all-reduce busbw {rates} GB/s at {format_size(one.size_bytes)}: {where}"
@@ -142,7 +142,5 @@ def _sim(selection: Selection) -> str:
 
 
 def _range(interval: tuple[float, float]) -> str:
-    low, high = map(fixed, interval)
-    if interval[0] == 0 < interval[1]:
-        return f"up to {high}"
-    return span(low, high, "–")
+    low, high = interval
+    return f"up to {fixed(high)}" if low == 0 < high else span(interval, fixed, "–")

@@ -110,8 +110,7 @@ def against_staging(run: Run, verdicts: Sequence[Verdict]) -> str:
     links = {reading.members for reading in slow}
     pairs = {(min(link), max(link)): "-" if link[::-1] in links else "→" for link in links}
     names = [tags(link if link in links else link[::-1], run.devices, joint) for link, joint in sorted(pairs.items())]
-    low, high = (figure(pick(reading.gbs for reading in slow)) for pick in (min, max))
-    reached = f"{span(low, high, '-')} GB/s{sim(run, ' sim')}"
+    reached = f"{span([reading.gbs for reading in slow], figure, '-')} GB/s{sim(run, ' sim')}"
     ask = "a full 'collbench check' tells whether host memory is faster"
     return f"P2P reaches {reached} on {abridged(names, _MOST_NAMES)}; {ask}"
 
@@ -294,8 +293,7 @@ def _reading(facts: Facts, link: tuple[int, int]) -> Reading | None:
 
 
 def _rates(run: Run, label: str, readings: Sequence[Reading]) -> str:
-    low, high = (pick(reading.gbs for reading in readings) for pick in (min, max))
-    reached = span(figure(low), figure(high), "-")
+    reached = span([reading.gbs for reading in readings], figure, "-")
     limits = {path.theory_gbs for path in run.paths if path.label == label and path.theory_gbs is not None}
     of = f" of {fixed(limits.pop(), 6)}" if len(limits) == 1 else ""
     family = "collectives" if readings[0].work.operation.is_collective else "copies"
