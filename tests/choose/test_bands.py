@@ -48,13 +48,7 @@ def check(label: str, ratio: float) -> InterferenceCheck:
         ("a square of NVLinks has a ring each way", wired(4, SQUARE, V100), 48.4, 48.4, "2 NVLink rings"),
         # Tillson 1980: no three whole rings in a full square, but halves of six rings carry three.
         ("a full square", wired(4, {}, V100, other="NV1"), 48.4, 72.6, "2 NVLink rings"),
-        (
-            "a star has no ring but PCIe",
-            wired(4, {(0, i): "NV2" for i in (1, 2, 3)}, V100),
-            5.7,
-            9.5,
-            "one PCIe ring",
-        ),
+        ("a star has no ring but PCIe", wired(4, {(0, i): "NV2" for i in (1, 2, 3)}, V100), 5.7, 9.5, "one PCIe ring"),
         # NCCL counts links: it need not leave out the slow one, though that would be best.
         ("a slow link may slow all", wired(4, {}, V100, "NV1", slow={(0, 2): 12.5}), 25.0, 60.9, "2 NVLink rings"),
         (

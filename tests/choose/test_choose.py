@@ -139,13 +139,7 @@ FLAT = (0, 0, 0, 0)
     [
         ("nothing known: by bus id", (), FLAT, (0, 1), (TieBreak.BUS_ID,)),
         ("another process", (Health(processes=1), IDLE, IDLE, IDLE), FLAT, (1, 2), (TieBreak.BUS_ID,)),
-        (
-            "one NUMA node rather than two",
-            (IDLE,) * 4,
-            (0, 1, 1, 0),
-            (0, 3),
-            (TieBreak.NUMA_NODES, TieBreak.BUS_ID),
-        ),
+        ("one NUMA node rather than two", (IDLE,) * 4, (0, 1, 1, 0), (0, 3), (TieBreak.NUMA_NODES, TieBreak.BUS_ID)),
         (
             "idle goes before near",
             (Health(processes=1), IDLE, IDLE, IDLE),
@@ -185,10 +179,7 @@ def test_small_messages_break_a_tie_of_large_ones() -> None:
 def test_the_next_job_gets_the_best_remainder() -> None:
     """Fast links 2-0-1-3 in a row: whoever takes the middle one leaves the next job a slow pair."""
     chosen = choose(pair_run(4, lambda a, b: 48.0 if (a, b) in [(0, 1), (0, 2), (1, 3)] else 10.0), 2)
-    assert (chosen.members, chosen.decided_by) == (
-        (0, 2),
-        (TieBreak.REMAINDER, TieBreak.BUS_ID),
-    )
+    assert (chosen.members, chosen.decided_by) == ((0, 2), (TieBreak.REMAINDER, TieBreak.BUS_ID))
 
 
 def test_equal_pairs_of_different_labels_are_no_tie_of_sets() -> None:

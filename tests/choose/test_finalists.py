@@ -109,14 +109,7 @@ def test_only_sets_that_could_be_as_good_are_measured(
 ) -> None:
     """All others carry at most 10 GB/s, these at most 98, 97 and 88.5."""
     able: dict[Members, float] = {(2, 3): 98.0, (2, 4): 97.0, (2, 5): 88.5}
-    found = picked(
-        machine(),
-        (4, 5),
-        lo={(4, 5): lo},
-        hi={(4, 5): hi, **able},
-        hops={(4, 5): hops},
-        usual=10.0,
-    )
+    found = picked(machine(), (4, 5), lo={(4, 5): lo}, hi={(4, 5): hi, **able}, hops={(4, 5): hops}, usual=10.0)
     assert found[0] == (4, 5)
     assert set(found) == {(4, 5), (0, 1), *members}
 

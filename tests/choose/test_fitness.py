@@ -88,20 +88,8 @@ def flagged(flag: Flag, trials: int) -> Run:
     ("title", "flag", "trials", "out", "suspect"),
     [
         ("one trial of fifteen is a spike", throttled(0), 1, "", True),
-        (
-            "two are a state",
-            throttled(0),
-            2,
-            "throttled in 13% of its trials",
-            True,
-        ),
-        (
-            "others came",
-            shared(0),
-            5,
-            "busy: another process in 33% of its trials",
-            False,
-        ),
+        ("two are a state", throttled(0), 2, "throttled in 13% of its trials", True),
+        ("others came", shared(0), 5, "busy: another process in 33% of its trials", False),
         ("heat alone is no fault", hot(0, 84), 5, "", False),
         ("a flag about a GPU that is not there", throttled(9), 5, "", False),
     ],

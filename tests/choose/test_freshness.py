@@ -55,8 +55,7 @@ USED = {
         complete=False, measurements=timed(Operation.ALLREDUCE, 2**26, (0, 1), (2, 0), (1, 2))
     ),
     "interrupted, but every direction was copied": a_run(
-        complete=False,
-        measurements=timed(Operation.CE_WRITE, 2**20, (0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)),
+        complete=False, measurements=timed(Operation.CE_WRITE, 2**20, (0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1))
     ),
 }
 

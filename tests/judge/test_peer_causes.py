@@ -230,8 +230,7 @@ def test_a_generation_is_a_cause_only_if_the_link_carried_no_more(generation: in
 
 
 @pytest.mark.parametrize(
-    ("modules", "flavor"),
-    [(True, " (open kernel modules)"), (False, " (proprietary kernel modules)"), (None, "")],
+    ("modules", "flavor"), [(True, " (open kernel modules)"), (False, " (proprietary kernel modules)"), (None, "")]
 )
 def test_modules_that_do_not_say_their_flavor_are_not_called_proprietary(modules: bool | None, flavor: str) -> None:
     seen = _forced(BROKEN.has(open_modules=modules))

@@ -221,8 +221,5 @@ def test_of_all_committed_runs_those_with_wrong_times_are_found_and_no_other() -
             ("sm-write one-to-all", half): 13,
             ("sm-read all-to-one", half): 3,
         },
-        "2026-11-21-4xh200-peers/runs.tar.gz:full.json": {
-            ("sm-read", 16 * 2**20): 72,
-            ("sm-read", 64 * 2**20): 72,
-        },
+        "2026-11-21-4xh200-peers/runs.tar.gz:full.json": {("sm-read", 16 * 2**20): 72, ("sm-read", 64 * 2**20): 72},
     }

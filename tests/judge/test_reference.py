@@ -90,12 +90,7 @@ def test_a_figure_of_the_same_nvls_goes_before_another() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "multicast", "state"),
-    [
-        ("0", True, Nvls.OFF),
-        (None, False, Nvls.OFF),
-        (None, True, Nvls.POSSIBLE),
-        (None, None, Nvls.UNKNOWN),
-    ],
+    [("0", True, Nvls.OFF), (None, False, Nvls.OFF), (None, True, Nvls.POSSIBLE), (None, None, Nvls.UNKNOWN)],
 )
 def test_what_a_run_tells_of_nvls(setting: str | None, multicast: bool | None, state: Nvls) -> None:
     run = eight([400.0] * 3)

@@ -45,13 +45,7 @@ COLUMN = [(other, 2) for other in (0, 1, 3)]
         ("all of a GPU", [*ROW, *COLUMN], [(2,)], ["all links of GPU2"], [""]),
         ("all that it sends", ROW, [(2,)], ["all links from GPU2"], [""]),
         ("all that it receives", COLUMN, [(2,)], ["all links to GPU2"], [""]),
-        (
-            "nearly all that it sends",
-            ROW[:2],
-            [(2, 0), (2, 1)],
-            ["GPU2 → GPU0", "GPU2 → GPU1"],
-            [WAY] * 2,
-        ),
+        ("nearly all that it sends", ROW[:2], [(2, 0), (2, 1)], ["GPU2 → GPU0", "GPU2 → GPU1"], [WAY] * 2),
         (
             "all that it sends, and a link more",
             [*ROW, (0, 1)],
@@ -225,11 +219,7 @@ NONE = UnhealthyDevices({}, {})
     [
         ("nothing", watched(), NONE),
         ("somebody's process", watched((shared(1),)), UnhealthyDevices({}, {1: "in 1 of 4 trials"})),
-        (
-            "reported twice of one trial",
-            watched((shared(1), shared(1))),
-            UnhealthyDevices({}, {1: "in 1 of 4 trials"}),
-        ),
+        ("reported twice of one trial", watched((shared(1), shared(1))), UnhealthyDevices({}, {1: "in 1 of 4 trials"})),
         (
             "throttled",
             watched((throttled(2, "HW slowdown"),)),
@@ -249,8 +239,7 @@ NONE = UnhealthyDevices({}, {})
                 after=(Health(throttle=("SW power cap",)), Health(processes=2)),
             ),
             UnhealthyDevices(
-                {0: throttling(0, "SW power cap, HW slowdown", "before measuring")},
-                {1: "after measuring"},
+                {0: throttling(0, "SW power cap, HW slowdown", "before measuring")}, {1: "after measuring"}
             ),
         ),
         (

@@ -8,19 +8,7 @@ from collbench.judge.diagnose import Kind
 from collbench.model.operations import Operation
 from collbench.model.run import Health, Path
 from tests.builders import gpus, measured, nvml_says, pair_run, smi_says
-from tests.judge.checked import (
-    Members,
-    Rate,
-    beside_others,
-    faults,
-    h200,
-    kinds,
-    pcie,
-    slow,
-    the,
-    what,
-    with_check,
-)
+from tests.judge.checked import Members, Rate, beside_others, faults, h200, kinds, pcie, slow, the, what, with_check
 
 BOTH = [(1, 3), (3, 1)]
 

@@ -147,8 +147,7 @@ def test_without_any_slots_rate_only_what_no_pcie_can_carry_is_hidden() -> None:
 
 
 @pytest.mark.parametrize(
-    ("virtualization", "who"),
-    [("vGPU", "the virtual machine (vGPU)"), ("none", "a virtual machine or the driver")],
+    ("virtualization", "who"), [("vGPU", "the virtual machine (vGPU)"), ("none", "a virtual machine or the driver")]
 )
 def test_hidden_nvlinks_name_the_virtual_machine_if_there_is_one(virtualization: str, who: str) -> None:
     run = pcie({}, lambda _w, _m: 52.0)

@@ -9,16 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.launch.ablation import (
-    MIN_REPEATS,
-    Ablation,
-    Measure,
-    Stop,
-    TrainingRun,
-    gpu_value,
-    judge,
-    stop_of,
-)
+from collbench.launch.ablation import MIN_REPEATS, Ablation, Measure, Stop, TrainingRun, gpu_value, judge, stop_of
 from collbench.launch.child import Reader, gpu_seconds
 from tests.launch.made import ablation, run
 

@@ -118,12 +118,7 @@ def test_every_run_is_in_the_file_once_it_has_ended(stage: Stage) -> None:
         # Walls of 10, 20, 30, 40 s with the arms in the order 0, 1, 1, 0: √(20·30 / 10·40).
         ("nothing", ["", "", "", ""], Measure.PROCESS, 1.2247),
         ("Hugging Face's runtime", ["{'train_runtime': 5.0}"] * 4, Measure.TRAIN_RUNTIME, 1.0),
-        (
-            "nothing in the third",
-            ["step_time=2s\n" * 4] * 2 + [""] + ["step_time=2s\n" * 4],
-            Measure.PROCESS,
-            1.2247,
-        ),
+        ("nothing in the third", ["step_time=2s\n" * 4] * 2 + [""] + ["step_time=2s\n" * 4], Measure.PROCESS, 1.2247),
         ("steps in the last alone", ["", "", "", "step_time=2s\n" * 4], Measure.PROCESS, 1.2247),
     ],
 )

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.machine.launchers import (
-    LaunchEnvironment,
-    Step,
-    find_launch,
-    find_step,
-    join_seconds,
-    tasks_on_node,
-)
+from collbench.machine.launchers import LaunchEnvironment, Step, find_launch, find_step, join_seconds, tasks_on_node
 from collbench.model.errors import UsageError
 
 TORCHRUN = {

@@ -34,21 +34,13 @@ def judged(
 @pytest.mark.parametrize(
     ("case", "ratio", "sentence"),
     [
-        (
-            "longer",
-            (1.28, 1.30, 1.32),
-            "without p2p a step of this job takes 30.0% longer (95% interval 28.0–32.0%)",
-        ),
+        ("longer", (1.28, 1.30, 1.32), "without p2p a step of this job takes 30.0% longer (95% interval 28.0–32.0%)"),
         (
             "a little longer, for certain",
             (1.001, 1.003, 1.005),
             "without p2p a step of this job takes 0.30% longer (95% interval 0.10–0.50%)",
         ),
-        (
-            "shorter",
-            (0.94, 0.95, 0.96),
-            "without p2p a step of this job takes 5.0% less (95% interval 4.0–6.0%)",
-        ),
+        ("shorter", (0.94, 0.95, 0.96), "without p2p a step of this job takes 5.0% less (95% interval 4.0–6.0%)"),
         ("alike", (0.988, 1.001, 1.014), "no difference beyond ±1.4%: without p2p a step of this job takes as long"),
         ("exactly alike", (1, 1, 1), "no difference beyond ±0.00%: without p2p a step of this job takes as long"),
         (

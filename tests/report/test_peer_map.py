@@ -57,11 +57,7 @@ def _denied(seen: Seen) -> PeerMap:
         ),
         (STAGED.map, ExitStatus.DONE, "NCCL uses it on none."),
         (replace(HEALTHY.map, nccl_failure=_ERROR), ExitStatus.FAILED, "NCCL fails."),
-        (
-            replace(HEALTHY.map, nccl_failure=WrongData(COPY_ENGINE, 8, (0, 1))),
-            ExitStatus.UNTRUSTED,
-            "NCCL fails.",
-        ),
+        (replace(HEALTHY.map, nccl_failure=WrongData(COPY_ENGINE, 8, (0, 1))), ExitStatus.UNTRUSTED, "NCCL fails."),
     ],
 )
 def test_the_answer_and_the_status_follow_the_links(peer_map: PeerMap, expected: ExitStatus, said: str) -> None:

@@ -18,11 +18,7 @@ MIB = 2**20
 
 @pytest.mark.parametrize(
     ("operation", "size", "unit"),
-    [
-        (Operation.CE_WRITE, GIB, "GB/s"),
-        (Operation.ALLREDUCE, 64 * MIB, "GB/s"),
-        (Operation.BROADCAST, 8, "µs"),
-    ],
+    [(Operation.CE_WRITE, GIB, "GB/s"), (Operation.ALLREDUCE, 64 * MIB, "GB/s"), (Operation.BROADCAST, 8, "µs")],
 )
 def test_every_point_of_a_map_is_the_run_files(operation: Operation, size: int, unit: str) -> None:
     run = run_file.load(RECORDED)

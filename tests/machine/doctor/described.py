@@ -78,10 +78,7 @@ def machine(
             Driver("580.159.04", "13.0", gpus=four, paths=pairs(len(four)), on_the_bus=4, nvidia_smi="/bin/nvidia-smi"),
             **driver or {},
         ),
-        software=replace(
-            Software("2.28.9", nccl, "", nccl, "2.28.9", "13.0", "", "2.9.0", "13.0"),
-            **software or {},
-        ),
+        software=replace(Software("2.28.9", nccl, "", nccl, "2.28.9", "13.0", "", "2.9.0", "13.0"), **software or {}),
         environment=environment or {},
     )
     return replace(facts, **changes)

@@ -29,12 +29,7 @@ def test_the_wheels_version_is_its_metadata_folders(tmp_path: Path, folders: tup
 
 @pytest.mark.parametrize(
     ("line", "cuda"),
-    [
-        ("cuda: Optional[str] = '12.8'", "12.8"),
-        ('cuda = "11.8"', "11.8"),
-        ("cuda: Optional[str] = None", ""),
-        ("", ""),
-    ],
+    [("cuda: Optional[str] = '12.8'", "12.8"), ('cuda = "11.8"', "11.8"), ("cuda: Optional[str] = None", ""), ("", "")],
 )
 def test_torchs_cuda_is_read_from_its_version_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, cuda: str

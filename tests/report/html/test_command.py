@@ -38,11 +38,7 @@ def test_a_page_of_two_runs_says_what_compare_says(program: Program) -> None:
 @pytest.mark.parametrize(
     ("what", "arguments", "line"),
     [
-        (
-            "a page named as a run",
-            "run.json -o run.json",
-            "--output run.json is not named as a page: write run.html",
-        ),
+        ("a page named as a run", "run.json -o run.json", "--output run.json is not named as a page: write run.html"),
         ("a page without a name", "run.json -o .", "--output . is not named as a page: write report.html"),
         (
             "a folder in the way",

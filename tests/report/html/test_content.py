@@ -11,15 +11,7 @@ from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
 from collbench.report.html.content import content
 from tests.builders import GIB, gpus, measured, pair_run, run_of
-from tests.report.html.runs import (
-    MIB,
-    by_hand,
-    figures,
-    printed,
-    recorded_content,
-    recorded_gbs,
-    series,
-)
+from tests.report.html.runs import MIB, by_hand, figures, printed, recorded_content, recorded_gbs, series
 
 BANDWIDTH, BUSBW, TIME = "bandwidth", "bus bandwidth (busbw)", "time"
 
