@@ -9,24 +9,18 @@ import pytest
 
 from collbench.machine import numa
 from collbench.model.errors import MachineError
+from tests.machine.roots import write
 
 
 def machine(
     root: pathlib.Path, nodes: dict[int, str], siblings: dict[int, str], model: str = "Test CPU"
 ) -> pathlib.Path:
     """Write the files that a kernel with these NUMA nodes and hyper-threads shows under `root`."""
-    for node, cpulist in nodes.items():
-        folder = root / f"sys/devices/system/node/node{node}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(cpulist + "\n")
+    files = {"proc/cpuinfo": f"processor\t: 0\nmodel name\t: {model}\n", "etc/machine-id": "abc\n"}
+    files |= {f"sys/devices/system/node/node{node}/cpulist": f"{cpulist}\n" for node, cpulist in nodes.items()}
     for core, cpulist in siblings.items():
-        folder = root / f"sys/devices/system/cpu/cpu{core}/topology"
-        folder.mkdir(parents=True)
-        (folder / "thread_siblings_list").write_text(cpulist + "\n")
-    for name, text in {"proc/cpuinfo": f"processor\t: 0\nmodel name\t: {model}\n", "etc/machine-id": "abc\n"}.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
+        files[f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"] = f"{cpulist}\n"
+    return write(root, files)
 
 
 def single(count: int) -> dict[int, str]:

@@ -10,16 +10,10 @@ import pathlib
 import pytest
 
 from collbench.machine.kernel import available_bytes, cpu_quota, withheld
+from tests.machine.roots import write
 
 MEMINFO = {"proc/meminfo": "MemTotal:       24684000 kB\nMemAvailable:       1000 kB\n"}
 V2, V1 = {"proc/self/cgroup": "0::/a/b\n"}, {"proc/self/cgroup": "4:memory:/a/b\n1:cpu:/\n0::/\n"}
-
-
-def write(root: pathlib.Path, files: dict[str, str]) -> None:
-    """Write the files of a made-up root."""
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from collbench.machine import labels
@@ -8,12 +8,9 @@ BEST_FIRST = ["NV18", "NV12", "NV2", "NV1", "PIX", "PXB", "PHB", "NODE", "SYS", 
 
 
 @given(st.permutations(BEST_FIRST))
+@example(BEST_FIRST[::-1])  # two that ranked alike would keep this order
 def test_labels_rank_as_method_section_5_orders_them(shuffled: list[str]) -> None:
     assert sorted(shuffled, key=labels.rank_key) == BEST_FIRST
-
-
-def test_no_two_labels_rank_alike() -> None:
-    assert len({labels.rank_key(label) for label in BEST_FIRST}) == len(BEST_FIRST)
 
 
 @pytest.mark.parametrize(

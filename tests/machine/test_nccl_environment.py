@@ -11,13 +11,7 @@ from pathlib import Path
 import pytest
 
 from collbench.machine.nccl import configured, host_identity
-
-
-def put(root: Path, name: str, text: str) -> Path:
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
+from tests.machine.roots import put
 
 
 @pytest.fixture(autouse=True)

@@ -22,14 +22,14 @@ from collbench.report.text.frame import network_lines, unhealthy_lines
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of
 from tests.machine.doctor.described import machine, named
+from tests.machine.roots import put, write
 
 
-def put(root: Path, card: str, port: str = "1", model: str = "MT4129", **files: str) -> None:
-    folder = root / "sys/class/infiniband" / card / "ports" / port
-    folder.mkdir(parents=True)
-    (folder.parents[1] / "hca_type").write_text(f"{model}\n")
-    for name, text in files.items():
-        (folder / name).write_text(f"{text}\n")
+def put_port(root: Path, card: str, model: str = "MT4129", **files: str) -> None:
+    folder = root / "sys/class/infiniband" / card
+    (folder / "ports/1").mkdir(parents=True)
+    put(folder, "hca_type", f"{model}\n")
+    write(folder / "ports/1", {name: f"{text}\n" for name, text in files.items()})
 
 
 def up(rate: str = "400 Gb/sec (4X NDR)", layer: str = "InfiniBand") -> dict[str, str]:
@@ -37,16 +37,16 @@ def up(rate: str = "400 Gb/sec (4X NDR)", layer: str = "InfiniBand") -> dict[str
 
 
 def test_a_port_has_the_kernels_states_and_its_rate(tmp_path: Path) -> None:
-    put(tmp_path, "mlx5_0", **up("2.5 Gb/sec (1X SDR)"))
+    put_port(tmp_path, "mlx5_0", **up("2.5 Gb/sec (1X SDR)"))
     assert read_ports(tmp_path) == (NetworkPort("mlx5_0", 1, "ACTIVE", "LinkUp", 2.5, "InfiniBand", "MT4129"),)
 
 
 def test_only_active_ports_of_one_card_type_and_link_layer_are_compared(tmp_path: Path) -> None:
-    put(tmp_path, "mlx5_0", **up())
-    put(tmp_path, "mlx5_1", **up("200 Gb/sec (4X HDR)"))
-    put(tmp_path, "mlx5_2", **up("100 Gb/sec (4X EDR)", "Ethernet"))
-    put(tmp_path, "mlx5_3", model="MT4127", **up("25 Gb/sec (1X EDR)"))
-    put(tmp_path, "mlx5_4", state="1: DOWN", phys_state="3: Disabled", rate="10 Gb/sec (4X SDR)")
+    put_port(tmp_path, "mlx5_0", **up())
+    put_port(tmp_path, "mlx5_1", **up("200 Gb/sec (4X HDR)"))
+    put_port(tmp_path, "mlx5_2", **up("100 Gb/sec (4X EDR)", "Ethernet"))
+    put_port(tmp_path, "mlx5_3", model="MT4127", **up("25 Gb/sec (1X EDR)"))
+    put_port(tmp_path, "mlx5_4", state="1: DOWN", phys_state="3: Disabled", rate="10 Gb/sec (4X SDR)")
     ports = read_ports(tmp_path)
     assert [(port.name, best) for port, best in slower(ports)] == [("mlx5_1:1", 400.0)]
     assert [port.name for port in down(ports)] == ["mlx5_4:1"]
@@ -58,7 +58,7 @@ def test_random_trees_never_fail_and_never_gain_a_figure(tmp_path: Path, seed: i
     texts = ["", "4: ACTIVE", "4", ": ", "400 Gb/sec", "-1 Gb/sec", "0 Gb/sec", "nan Gb/sec", "\0", "9" * 40]
     for card in range(rng.randrange(1, 6)):
         files = ("state", "phys_state", "rate", "link_layer")
-        put(tmp_path, f"mlx5_{card}", **{name: rng.choice(texts) for name in files if rng.random() < 0.8})
+        put_port(tmp_path, f"mlx5_{card}", **{name: rng.choice(texts) for name in files if rng.random() < 0.8})
     ports = read_ports(tmp_path)
     assert {port.rate_gbits for port in ports} <= {None, 400.0}
     assert slower(ports) == ()

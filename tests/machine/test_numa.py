@@ -8,6 +8,7 @@ import pytest
 
 from collbench.machine import numa
 from collbench.machine.kernel import kernel_bus_id
+from tests.machine.roots import put
 
 # Of a machine with two sockets [Linux 6.8, /sys/devices/system/node/node0/meminfo].
 _MEMINFO = "Node {node} MemTotal:       {kib} kB\nNode {node} MemFree:        128 kB\n"
@@ -18,16 +19,13 @@ def machine(
 ) -> pathlib.Path:
     """Write what a kernel shows of nodes with these CPUs and KiB of memory; `allowed` is Mems_allowed_list."""
     for node, cpulist in cpus.items():
-        folder = root / f"sys/devices/system/node/node{node}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(f"{cpulist}\n")
+        folder = f"sys/devices/system/node/node{node}"
+        put(root, f"{folder}/cpulist", f"{cpulist}\n")
         if memory is None or node in memory:
-            (folder / "meminfo").write_text(_MEMINFO.format(node=node, kib=(memory or {}).get(node, 2**20)))
+            put(root, f"{folder}/meminfo", _MEMINFO.format(node=node, kib=(memory or {}).get(node, 2**20)))
     if allowed is not None:
-        (root / "proc/self").mkdir(parents=True)
-        (root / "proc/self/status").write_text(
-            f"Name:\tx\nMems_allowed:\t00000000,00000003\nMems_allowed_list:\t{allowed}\nThreads:\t1\n"
-        )
+        limits = f"Mems_allowed:\t00000000,00000003\nMems_allowed_list:\t{allowed}\n"
+        put(root, "proc/self/status", f"Name:\tx\n{limits}Threads:\t1\n")
     return root
 
 

@@ -1,18 +1,14 @@
-import json
-import statistics
 from itertools import permutations
-from pathlib import Path
 
 import pytest
 
 from collbench.judge.summary import rank_summary
 from collbench.model.operations import Operation
 from collbench.report.text.ranking import page
-from collbench.runfile import run_file
 from tests.builders import GIB, gpus, measured, run_of
+from tests.report.html.runs import recorded, recorded_seconds
 from tests.report.pages import text
 
-RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
 MIB = 2**20
 
 
@@ -21,25 +17,16 @@ MIB = 2**20
     [(Operation.CE_WRITE, GIB, "GB/s"), (Operation.ALLREDUCE, 64 * MIB, "GB/s"), (Operation.BROADCAST, 8, "µs")],
 )
 def test_every_point_of_a_map_is_the_run_files(operation: Operation, size: int, unit: str) -> None:
-    run = run_file.load(RECORDED)
+    run = recorded()
     drawn = text(page(run, rank_summary(run, operation, size)))
     assert f", {unit}\n" in drawn
     lines = drawn[drawn.index("\n       GPU0   GPU1") :].split("\n")[2:6]
     table = {cells[0]: cells[1:] for cells in map(str.split, lines)}
     for src, dst in permutations(range(4), 2):
         devices = sorted((src, dst)) if operation.is_collective else [src, dst]
-        seconds = raw_seconds(operation.value, devices, size)
+        seconds = recorded_seconds(operation.value, devices, size)
         wanted = seconds * 1e6 if unit == "µs" else size / seconds / 1e9  # a pair's busbw is its algbw
         assert float(table[f"GPU{src}"][dst]) == pytest.approx(wanted, abs=0.051)
-
-
-def raw_seconds(operation: str, devices: list[int], size: int) -> float:
-    """Return a data point's time as docs/run-file.md says to read it: the median of the trials' medians."""
-    for measurement in json.loads(RECORDED.read_text(encoding="utf-8"))["measurements"]:
-        point = measurement["point"]
-        if (point["operation"], point["members"], point["size_bytes"]) == (operation, devices, size):
-            return float(statistics.median(statistics.median(sample["seconds"]) for sample in measurement["samples"]))
-    raise AssertionError(f"{operation} {devices} {size} is not in the file")
 
 
 def test_latency_and_bandwidth_are_fitted_over_sizes() -> None:

@@ -1,19 +1,16 @@
 """The tidy long form: one row a data point, a typed value or nothing in each column."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from collbench.model.operations import Operation
 from collbench.model.run import Latency, RankLaunches
 from collbench.report.rows import COLUMNS, Type, rows
-from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
 from tests.report.hostile import hostile_run
+from tests.report.html.runs import recorded
 
-ROOT = Path(__file__).parents[2]
-RECORDED = ROOT / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
 KINDS: dict[Type, type | tuple[type, ...]] = {Type.TEXT: str, Type.WHOLE: int, Type.REAL: float, Type.YES_NO: bool}
 
 
@@ -41,7 +38,7 @@ def test_the_recorded_run_has_the_figures_of_its_page() -> None:
 
     Its page was printed when intervals rested on batches: 325.4-328.8.
     """
-    table_rows = rows(run_file.load(RECORDED))
+    table_rows = rows(recorded())
     assert len(table_rows) == 840
     (copy,) = (row for row in table_rows if (row["operation"], row["source"], row["destination"], row["size_bytes"])
                == ("ce-write", "GPU0", "GPU3", 2**30))  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 from collbench.machine.doctor.collect import read_driver
 from tests.machine.fake_nvml import FakeNvml, NVMLError, NVMLErrorLibraryNotFound
 from tests.machine.machines import bare_pcie, h200x4
+from tests.machine.roots import write
 
 
 class Fabric(ctypes.Structure):
@@ -31,9 +32,7 @@ def on_the_bus(root: Path, *devices: tuple[str, str]) -> None:
     """Put PCI devices of (vendor, class) on a made-up bus."""
     for number, (vendor, kind) in enumerate(devices):
         folder = root / f"sys/bus/pci/devices/0000:{number:02x}:00.0"
-        folder.mkdir(parents=True)
-        (folder / "vendor").write_text(f"{vendor}\n")
-        (folder / "class").write_text(f"{kind}\n")
+        write(folder, {"vendor": f"{vendor}\n", "class": f"{kind}\n"})
 
 
 def test_a_machine_that_reports_everything(tmp_path: Path) -> None:

@@ -12,14 +12,7 @@ from collbench.machine.doctor import collect
 from collbench.machine.doctor.collect import acs_control, slot
 from collbench.machine.doctor.findings import Slot
 from collbench.model.run import Device
-
-
-def put(root: Path, name: str, text: str | bytes = "") -> Path:
-    """Write one file of the made-up root."""
-    file = root / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return file
+from tests.machine.roots import put, write
 
 
 @pytest.mark.parametrize(
@@ -37,8 +30,7 @@ def put(root: Path, name: str, text: str | bytes = "") -> Path:
 def test_containers_are_known_by_what_they_leave(
     tmp_path: Path, what: str, files: dict[str, str], environment: dict[str, str], kind: str
 ) -> None:
-    for name, text in files.items():
-        put(tmp_path, name, text)
+    write(tmp_path, files)
     assert kernel.container_kind(tmp_path, environment) == kind, what
 
 
@@ -56,8 +48,7 @@ def test_containers_are_known_by_what_they_leave(
 def test_virtual_machines_are_known_by_the_kernels_files(
     tmp_path: Path, files: dict[str, str], hypervisor: str
 ) -> None:
-    for name, text in files.items():
-        put(tmp_path, name, text)
+    write(tmp_path, files)
     assert collect.hypervisor(tmp_path) == hypervisor
 
 

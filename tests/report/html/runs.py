@@ -52,12 +52,16 @@ def recorded_content() -> dict[str, Any]:
 
 
 def recorded_gbs(operation: str, devices: list[int], size: int) -> float:
-    """Return GB/s of a link or pair of two, by hand from the file's text: the median trial's median batch."""
+    """Return GB/s of a link or pair of two, by hand from the file's text."""
+    return size / recorded_seconds(operation, devices, size) / 1e9
+
+
+def recorded_seconds(operation: str, devices: list[int], size: int) -> float:
+    """Return a data point's time as docs/run-file.md says to read it: the median of the trials' medians."""
     points = json.loads(RECORDED.read_text(encoding="utf-8"))["measurements"]
     wanted = {"operation": operation, "members": devices, "size_bytes": size}
     point = next(one for one in points if {key: one["point"][key] for key in wanted} == wanted)
-    seconds: float = median(median(sample["seconds"]) for sample in point["samples"])
-    return size / seconds / 1e9
+    return float(median(median(sample["seconds"]) for sample in point["samples"]))
 
 
 def simulated(name: str = "dgx-1v", request: Request = SIM_PAIRS) -> Run:

@@ -1,6 +1,5 @@
 """Families of data points: their sizes, the theory they have, and the order of works."""
 
-from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -42,13 +41,3 @@ LINKS = tuple(permutations(range(3), 2))
 def test_theory(title: str, run: Run, limits: dict[tuple[int, int], float]) -> None:
     (family,) = families(run)
     assert limits_of(family, Check(run)) == limits
-
-
-def test_host_memory_is_behind_the_devices_slot() -> None:
-    sample = Sample((0.01, 0.01), 1, concurrent=False)
-    measurement = Measurement(DataPoint(Operation.H2D_CE, (0,), GIB, Variant.HOST), [sample])
-    devices = (replace(gpus(1)[0], pcie_generation=5, pcie_width=16), gpus(2)[1])
-    run = run_of(devices, [measurement])
-    (family,) = families(run)
-    # 32 GT/s × 16 × 128/130 / 8 [docs/method/verdicts.md 2]
-    assert limits_of(family, Check(run)) == {(0,): 63.0}
