@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from collbench.machine.health import HealthWatch, Occupants
 from collbench.machine.nvml import Glance, Nvml
@@ -119,19 +117,6 @@ def test_a_killed_worker_of_ours_is_not_counted_as_another_process() -> None:
     assert occupants.others(0, pids_of(1322)) == 0
     own_pids[:] = [1400]
     assert occupants.others(0, pids_of(1322, 1400, 4242)) == 1
-
-
-PIDS = st.frozensets(st.integers(1000, 1020), max_size=6)
-
-
-@given(strangers=PIDS, latecomers=PIDS)
-def test_the_count_is_the_same_whether_nvml_gives_our_id_or_the_hosts(
-    strangers: frozenset[int], latecomers: frozenset[int]
-) -> None:
-    now = strangers | latecomers | {5}
-    by_id = Occupants([strangers], lambda: (5,)).others(0, now)
-    in_a_container = Occupants([strangers], lambda: (7,)).others(0, now)
-    assert by_id == in_a_container == len(strangers | latecomers)
 
 
 def test_a_glance_reads_what_nvml_reports() -> None:

@@ -62,9 +62,3 @@ def test_statuses_go_by_nvidia_smis_index_and_keep_both_directions() -> None:
     chosen = (gpus(3)[2], gpus(3)[1])
     (path,) = with_reported(chosen, paths(2), topology, peers)
     assert (path.tool_label, path.tool_peer_access) == ("SYS", ("OK", "GNS"))
-
-
-def test_a_gpu_that_the_text_lacks_stays_unknown() -> None:
-    topology = parse_topology("\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n")
-    reported = with_reported(gpus(3), paths(3), topology, None)
-    assert [path.tool_label for path in reported] == ["PIX", None, None]

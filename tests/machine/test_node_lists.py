@@ -63,14 +63,3 @@ def test_names_are_listed_as_slurm_does(names: list[str], listed: str) -> None:
 @given(st.lists(st.from_regex(r"[a-z]{1,3}-?(0|[1-9][0-9]{0,3})?", fullmatch=True), min_size=1, max_size=30))
 def test_names_survive_being_compressed(names: list[str]) -> None:
     assert list(expand_node_list(format_node_list(names))) == names
-
-
-@given(st.text(alphabet="n[]0123,- ", max_size=20))
-def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
-        names = expand_node_list(text)
-    except UsageError:
-        return
-    assert names
-    assert all(names)
-    assert not any(set(name) & set("[], ") for name in names)

@@ -155,16 +155,10 @@ def test_older_drivers_count_link_errors_by_another_call() -> None:
     assert (health.nvlink_replays, health.nvlink_errors, health.throttle) == (2 * 5, 2 * 11, ("HW slowdown",))
 
 
-def test_versions_and_virtualization() -> None:
-    with Nvml(machines.h200x4(), NOWHERE) as nvml:
-        assert (nvml.driver_version(), nvml.cuda_version()) == ("580.159.04", "13.0")
-        assert nvml.virtualization() == "pass-through"
-
-
 def test_nvml_is_closed_even_after_an_error() -> None:
     machine = machines.h200x4()
     machine.handle_errors[0] = fake_nvml.NVMLError("GPU is lost")
-    with pytest.raises(MachineError), Nvml(machine, NOWHERE) as nvml:
+    with pytest.raises(MachineError, match=r"GPU 0 .*GPU is lost"), Nvml(machine, NOWHERE) as nvml:
         nvml.devices()
     assert (machine.opened, machine.closed) == (1, 1)
 
@@ -197,13 +191,6 @@ def test_a_gpu_of_another_container_is_left_out_and_keeps_its_number() -> None:
     machine.handle_errors[1] = fake_nvml.NVMLErrorNoPermission("Insufficient Permissions")
     with Nvml(machine, NOWHERE) as nvml:
         assert [device.index for device in nvml.devices()] == [0, 2, 3]
-
-
-def test_a_lost_gpu_is_named() -> None:
-    machine = machines.h200x4()
-    machine.handle_errors[2] = fake_nvml.NVMLError("GPU is lost")
-    with Nvml(machine, NOWHERE) as nvml, pytest.raises(MachineError, match=r"GPU 2 .*GPU is lost"):
-        nvml.devices()
 
 
 def test_a_gpu_that_is_not_here_is_named() -> None:
