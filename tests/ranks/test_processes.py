@@ -86,6 +86,11 @@ def test_mpirun_measures_pairs(tmp_path: Path) -> None:
         ("all of pairs", ["pairs", "--backend", "host"], "pairs --operations allreduce,broadcast"),
         ("a wait that is none", ["allreduce", "--backend", "host"], "COLLBENCH_JOIN_SECONDS=soon: write whole seconds"),
         ("labels", ["topo"], "topo was started in several processes"),
+        (
+            "a job in two arms",
+            ["ablate", "--auto-select", "2", "--without", "p2p", "--", "x.py"],
+            "ablate starts torchrun",
+        ),
         ("training", ["train", "--auto-select", "2", "x.py"], "train starts torchrun itself"),
         ("devices", ["allreduce", "--backend", "host", "--devices", "0,1"], "--devices is for one process"),
         ("a word that is no option", ["allreduce", "--bckend", "host"], "--bckend"),

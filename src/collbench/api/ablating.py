@@ -18,7 +18,6 @@ from collbench.launch import torchrun
 from collbench.launch.ablation import Ablation, Arm, Change, Measure
 from collbench.launch.child import compile_pattern
 from collbench.machine import visible_devices
-from collbench.machine.launchers import find_launch
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
 from collbench.model.capabilities import capabilities
@@ -88,8 +87,6 @@ def _plan(ablation: Ablation) -> str:
 def _check(train: TrainRequest, change: Change, notices: Notices) -> None:
     """Raise UsageError for what cannot be compared here, before starting anything."""
     ablations.refuse_alike(change, os.environ)
-    if find_launch(os.environ) is not None:
-        raise UsageError("ablate starts torchrun itself, many times: run it without torchrun, srun or mpirun")
     if torchrun.several_nodes(train.script, os.environ):
         raise UsageError(
             f"ablate compares on one node, and {'--nnodes' if train.script.has('--nnodes') else 'PET_NNODES'} names "

@@ -30,6 +30,7 @@ _INSTEAD = {
     "replay": "replay starts one process per GPU itself: run 'collbench replay' without a launcher",
     "topo": "one process reports labels: run 'collbench topo' without a launcher",
     "record": "record starts the job itself: run 'collbench record -- srun …', or once on each node",
+    "ablate": "ablate starts torchrun itself, many times: run 'collbench ablate' without a launcher",
     "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",
 }
 # How long a refused rank waits before it fails, so that rank 0 has printed why: all ranks start together.
