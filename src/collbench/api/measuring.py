@@ -18,7 +18,7 @@ from collbench.measurement.backends.protocol import OpenWorkers
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
-from collbench.model.run import CommandKind, Device, Run
+from collbench.model.run import CommandKind, Run
 from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
@@ -57,13 +57,6 @@ def resolved_backend(backend: str, fabric: str | None, notices: Notices) -> str:
     if reason is not None:
         notices.say(f"measuring CPU cores (host backend): {reason}")
     return name
-
-
-def present_devices(backend: str, fabric: str | None) -> tuple[Device, ...]:
-    """Return the devices that this process may use, or those of the machine to simulate."""
-    if capabilities(backend).simulated:
-        return factory.look_simulated(fabric).devices
-    return factory.present_devices(backend)
 
 
 # A request on open devices.

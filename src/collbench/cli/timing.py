@@ -14,11 +14,11 @@ import click
 
 from collbench import untrusted
 from collbench.api.keywords import MOST_COUNT, named
-from collbench.api.measuring import present_devices
 from collbench.cli import options
 from collbench.cli.measuring import MeasuringCommand, measuring_command
 from collbench.cli.options import option
 from collbench.machine.launchers import find_launch
+from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request, default_sizes
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
@@ -262,7 +262,8 @@ def _devices(request: Request, count: int | None) -> str | None:
         raise UsageError(
             f"-g {count} is one device, and a collective needs two: write -g 2, or start one process per device"
         )
-    present = present_devices(request.backend, request.fabric)
+    simulated = capabilities(request.backend).simulated
+    present = factory.look_simulated(request.fabric).devices if simulated else factory.present_devices(request.backend)
     if count > len(present):
         raise UsageError(f"-g {count} asks for {count} of {amount(len(present), 'device')}: write fewer")
     return ",".join(str(device.index) for device in present[:count])
