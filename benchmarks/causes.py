@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from itertools import combinations, permutations
 from unittest.mock import patch
 
-from collbench.judge.peer_causes import causes
 from collbench.machine.doctor.findings import Driver, Facts, Gpu, Host, Slot, Space
+from collbench.machine.doctor.peer_causes import causes
 from collbench.machine.visible_devices import NAME
 from collbench.measurement.backends import factory
 from collbench.model.errors import Cause, Failure, FailureKind, UsageError, WrongData

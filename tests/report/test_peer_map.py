@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.judge.peer_causes import causes
+from collbench.machine.doctor.peer_causes import causes
 from collbench.model.errors import Cause, ExitStatus, Failure, FailureKind, WrongData
 from collbench.model.peer_map import COPY_ENGINE, THROUGH_HOST, Crossing, PeerMap
 from collbench.model.run import PeerStatus
 from collbench.report.text.peer_map import answer, page, status
-from tests.judge.test_peer_causes import (
+from tests.machine.doctor.test_peer_causes import (
     BROKEN,
     HANGING,
     HEALTHY,

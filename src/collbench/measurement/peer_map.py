@@ -17,8 +17,8 @@ from itertools import permutations
 from statistics import median
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from collbench.judge.peer_causes import PeerCause, causes
 from collbench.machine.doctor.findings import Driver, Facts, Gpu, Host
+from collbench.machine.doctor.peer_causes import PeerCause, causes
 from collbench.machine.nvidia_smi import LiveTools, peer_answers
 from collbench.machine.nvml import Nvml, peer_status
 from collbench.machine.variables import Use, refuse

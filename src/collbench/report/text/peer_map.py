@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.text import Text
 
-from collbench.judge.peer_causes import PeerCause, held_back, workarounds
 from collbench.machine import labels
+from collbench.machine.doctor.peer_causes import PeerCause, held_back, workarounds
 from collbench.model.errors import ExitStatus, Failure, WrongData
 from collbench.model.peer_map import (
     BY_PEER_ACCESS,

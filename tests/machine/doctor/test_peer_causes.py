@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from collbench.judge.peer_causes import Certainty, causes, workarounds
 from collbench.machine.doctor.findings import Facts, Gpu, Slot, Space
+from collbench.machine.doctor.peer_causes import Certainty, causes, workarounds
 from collbench.machine.nvidia_smi import peer_answers
 from collbench.model.errors import Cause, Failure, FailureKind, WrongData
 from collbench.model.peer_map import BY_PEER_ACCESS, THROUGH_HOST, Crossing, PeerLink, PeerMap, PeerState
@@ -346,7 +346,7 @@ def test_a_link_has_the_worst_state_of_its_ways(seen: Seen, state: PeerState) ->
 
 
 def test_every_cause_is_in_the_document() -> None:
-    document = (File(__file__).parents[2] / "docs" / "p2p.md").read_text(encoding="utf-8")
+    document = (File(__file__).parents[3] / "docs" / "p2p.md").read_text(encoding="utf-8")
     for names in (
         ("NCCL's distance", "NCCL_SHM_DISABLE", "chipset"),
         *([n for n, _ in row] for _, row in PLANTS.values()),
