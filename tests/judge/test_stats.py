@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.judge.stats import (
-    deviations,
     half_width,
     median_interval,
     student,
@@ -183,12 +182,6 @@ def test_the_noise_of_trials_is_right_however_few_they_are(trials: int) -> None:
 )
 def test_the_noise_of_trials(title: str, points: list[list[float]], noise: float) -> None:
     assert trial_noise(points) == pytest.approx(noise)
-
-
-def test_deviations_are_from_the_median_and_widened_for_few() -> None:
-    """√(3/2) for three trials, √(2/1) for two."""
-    assert deviations([0.0, 1.0, 5.0]) == pytest.approx([math.sqrt(1.5) * far for far in (1.0, 0.0, 4.0)])
-    assert deviations([1.0, 3.0]) == pytest.approx([math.sqrt(2.0)] * 2)
 
 
 @pytest.mark.parametrize(("noise", "delta"), [(0.0, 0.02), (0.005, 0.02), (0.01, 0.03), (0.1, 0.3)])

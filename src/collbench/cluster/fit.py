@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.judge.stats import MAD_TO_SIGMA, deviations, huber_weights, sigma
+from collbench.judge.stats import MAD_TO_SIGMA, huber_weights, trial_noise
 from collbench.machine.labels import chained
 from collbench.model.units import DELTA
 
@@ -115,7 +115,7 @@ def fit(seen: Sequence[Observation], levels: Sequence[Level] = (), hiding: Seque
     hiding = [tuple(index_of[node] for node in members) for members in hiding]
     pairs = _pairs(seen, index_of)
     rounds = np.array([len(pair.logs) for pair in pairs])
-    within = _noise(pairs) ** 2
+    within = trial_noise(pair.logs for pair in pairs) ** 2
     design = _design(pairs, nodes, levels, hiding)
     fitted = design.solution(np.ones(len(pairs)), within / rounds)
     bottlenecks = _bottlenecks(pairs, nodes, math.sqrt(within))
@@ -158,12 +158,6 @@ def _pairs(seen: Iterable[Observation], index_of: Mapping[int, int]) -> tuple[_P
         first, second = (one.first, one.second) if one.one_way else one.pair
         rounds[index_of[first], index_of[second], one.one_way].append(math.log(one.gbs))
     return tuple(_Pair(*pair, tuple(logs)) for pair, logs in rounds.items())
-
-
-def _noise(pairs: Iterable[_Pair]) -> float:
-    """Return by how much rounds of one pair differ, as a standard deviation; 0 where no pair was repeated."""
-    repeated = [one for pair in pairs if len(pair.logs) > 1 for one in deviations(pair.logs)]
-    return sigma(repeated) if repeated else 0.0
 
 
 def _bottlenecks(pairs: Sequence[_Pair], nodes: int, noise: float) -> tuple[_Array, _Array] | None:

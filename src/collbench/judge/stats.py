@@ -124,21 +124,6 @@ def half_width(measurement: Measurement) -> float:
     return (interval[1] - interval[0]) / 2 / median(trial_seconds(measurement))
 
 
-def deviations(logs: Sequence[float]) -> list[float]:
-    """Return how far each trial's log time or bandwidth lies from their median, widened for few trials.
-
-    The factor is √(R/(R−1)) for R trials, at least two. The deviations of several data points may be pooled.
-    """
-    widen = math.sqrt(len(logs) / (len(logs) - 1))
-    middle = median(logs)
-    return [abs(value - middle) * widen for value in logs]
-
-
-def sigma(pooled: Sequence[float]) -> float:
-    """Return σ̂ of one trial from deviations: 1.4826 · MAD."""
-    return MAD_TO_SIGMA * median(pooled)
-
-
 def trial_noise(points: Iterable[Sequence[float]], *, uneven: bool = False) -> float:
     """Return σ̂ of one trial, pooled over points' log trials: the median difference of two of a point; 0 without two.
 
