@@ -13,7 +13,7 @@ from collbench.judge.diagnose import Kind
 from collbench.judge.point_noise import note_noise
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from tests.builders import gpus, measured, run_of
+from tests.builders import gpus, measured, paths, run_of
 from tests.judge.checked import COPIES, Members, faults
 
 Noise = Callable[[random.Random], float]
@@ -96,3 +96,23 @@ def test_a_slow_pair_is_found_in_noise_below_a_ceiling(sigma: float, trials: int
             Kind.NV_DEGRADED,
             Kind.COLLECTIVE_CONTRADICTION,
         }
+
+
+@pytest.mark.parametrize(("wild", "factor"), [(0.985, 0.92), (0.99, 0.94)])
+def test_the_slower_of_two_bridges_is_found_by_what_noise_is_like_on_all_links(wild: float, factor: float) -> None:
+    """The other bridge has six trials, which are too few to say how rare such low ones are."""
+    bridges = dict.fromkeys(((0, 1), (2, 3)), "NV2")
+    found = [
+        measured(
+            Operation.CE_WRITE,
+            link,
+            [
+                (45.0 if tuple(sorted(link)) in bridges else 22.0) * (factor if {*link} == {0, 1} else 1.0) * trial
+                for trial in (1.0, wild, 1.0)
+            ],
+            64 * 2**20,
+        )
+        for link in permutations(range(8), 2)
+    ]
+    (verdict,) = faults(run_of(gpus(8), found, paths(8, "NV1", bridges)))
+    assert (verdict.kind, verdict.members) == (Kind.INTRA_LABEL_OUTLIER, (0, 1))
