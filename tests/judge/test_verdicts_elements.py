@@ -40,7 +40,8 @@ def on_tree(capacity: Mapping[str, float], count: int = 8) -> Run:
         if work.variant is Variant.STAGED:
             return least(*ends, *uplinks)
         label = TREE[min(a, b), max(a, b)]
-        middle = {"PIX": (), "NODE": (*uplinks, "roots"), "SYS": (*uplinks, "roots", "sockets")}[label]
+        root = f"root {a // 4}"
+        middle = {"PIX": (), "NODE": (*uplinks, "roots", root), "SYS": (*uplinks, "roots", "sockets")}[label]
         if work.operation.is_collective:
             return 0.8 * min(least(*ends, *middle), rate(Work(Operation.CE_WRITE), (b, a)))
         return least(*ends, *middle)
@@ -93,6 +94,18 @@ def of(cause: Cause) -> tuple[str, tuple[int, ...]]:
             "peer traffic takes a detour: ACS",
             {pair for pair, label in TREE.items() if label != "PIX"},
         ),
+        (
+            "the root complex of a socket",
+            slow("root 0", at=0.25),
+            "peer traffic takes a detour: ACS",
+            {(0, 2), (0, 3), (1, 2), (1, 3)},
+        ),
+        (
+            "the root complex of either socket",
+            slow("root 0", "root 1", at=0.25),
+            "peer traffic takes a detour: ACS",
+            {pair for pair, label in TREE.items() if label == "NODE"},
+        ),
     ],
 )
 def test_one_slow_element_is_the_one_verdict(
@@ -129,6 +142,20 @@ def test_a_socket_with_one_gpu_has_a_link_to_the_other_socket_too(way: Members) 
     links = tuple(replace(path, theory_gbs=31.5) for path in paths(4, "SYS", but))
     (verdict,) = faults(run_on(gpus(4, "NVIDIA A40"), links, rate, slot=(4, 16)))
     assert of(verdict.cause) == ("sockets", (0, 1, 2, 3))
+
+
+def test_all_links_between_four_numa_nodes_are_one_verdict_beside_a_slow_slot() -> None:
+    def rate(work: Work, members: Members) -> float:
+        end = 0.5 * FULL if 3 in members else FULL
+        if work.variant in (Variant.HOST, Variant.STAGED):
+            return end
+        direct = end if members[0] // 2 == members[1] // 2 else 0.3 * FULL
+        return (0.8 if work.operation.is_collective else 1.0) * direct
+
+    links = tuple(replace(path, theory_gbs=31.5) for path in paths(8, "SYS", dict.fromkeys(SWITCHES, "NODE")))
+    between, of_slot = faults(run_on(gpus(8, "NVIDIA A40"), links, rate, slot=(4, 16)))
+    assert len(between.pairs) == 24
+    assert of_slot.members == (3,)
 
 
 def test_a_slow_slot_that_shares_half_of_its_links_with_a_slower_one_is_named() -> None:

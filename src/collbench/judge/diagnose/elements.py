@@ -53,7 +53,6 @@ class Part(StrEnum):
     ROOT = "root"  # the root complex above them
     FORWARDING = "forwarding"  # between GPUs by root complexes, not to host memory
     SOCKETS = "sockets"  # the link between sockets
-    BELOW = "below"  # the switch between them, or the detour that ACS makes there
     PATH = "path"  # what two devices share with no other
     EITHER = "either"  # two explanations that fit equally well
 
@@ -69,7 +68,6 @@ _CALLED = {
         ", which forward copies between GPUs slowly (ACS, an IOMMU, or the CPU's own limit)",
     ),
     Part.SOCKETS: ("the link between the sockets of {}", ""),
-    Part.BELOW: ("the PCIe switch between {}", ""),
     Part.PATH: ("the path between {}", ""),
 }
 
@@ -101,8 +99,8 @@ class Element:
 
     @property
     def shared(self) -> bool:
-        """Whether several pairs cross it, and not all of its label, which is ORDER_INVERSION's to say."""
-        return self.part is not Part.BELOW and len({frozenset(link) for link in self.links}) > 1
+        """Whether several pairs cross it."""
+        return len({frozenset(link) for link in self.links}) > 1
 
     def cause(self, run: Run) -> Cause:
         """Return it as a likely cause."""
@@ -383,7 +381,6 @@ def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
             devices = tuple(sorted(group))
             up = frozenset((a, b) for a, b in links if a in group and b not in group)
             down = frozenset((a, b) for a, b in links if b in group and a not in group)
-            yield element(Part.BELOW, group, (link for link in links if {*link} <= group))
             yield Element(part, devices, up | down, group, group)
             yield Element(part, devices, up, out=group)
             yield Element(part, devices, down, into=group)
@@ -401,8 +398,6 @@ def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
         (Part.SOCKETS, ("SYS",)),
         (Part.FORWARDING, ("PHB", "NODE")),
         (Part.FORWARDING, _FORWARDED),
-        (Part.BELOW, ("PIX",)),
-        (Part.BELOW, ("PIX", "PXB")),
     ):
         crossing = [link for link in links if tree.get(frozenset(link)) in labels]
         yield element(part, {member for link in crossing for member in link}, crossing)
