@@ -48,7 +48,6 @@ from collbench.judge.diagnose.verdict import (
 )
 from collbench.judge.stats import MAD_TO_SIGMA
 from collbench.machine.labels import UNKNOWN, chained, rank_key
-from collbench.machine.theory import DEGRADED
 from collbench.model.operations import Work
 from collbench.model.units import figure
 
@@ -484,20 +483,11 @@ def _joined(group: Sequence[Reading]) -> dict[Members, list[Reading]]:
 
 
 def _inversion(facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]) -> float | None:
-    """Return by how much (a difference of logs) the worse label is faster, None if not significantly.
-
-    A better label on slower slots is no contradiction if it reaches what these slots allow.
-    """
+    """Return by how much (a difference of logs) the worse label is faster, None if not significantly."""
     upper, upper_error = _typical(worse)
     lower, lower_error = _typical(better)
     gap = upper - lower
-    if gap - facts.readings.z * math.hypot(upper_error, lower_error) <= _INVERTED:
-        return None
-    limits = [[facts.limit(reading.members) for reading in group] for group in (better, worse)]
-    known = [[limit for limit in group if limit is not None] for group in limits]
-    if all(known) and median(known[0]) < median(known[1]) and lower > math.log(DEGRADED * median(known[0])):
-        return None
-    return gap
+    return gap if gap - facts.readings.z * math.hypot(upper_error, lower_error) > _INVERTED else None
 
 
 def _typical(group: Sequence[Reading]) -> tuple[float, float]:
