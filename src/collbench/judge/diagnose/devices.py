@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -183,9 +182,6 @@ _CHANCE_OF_ANY = 0.001
 _LEAST, _LEAST_ALONE = -math.log(0.95), -math.log(0.9)
 _FEWEST_POINTS = 3  # that show what is typical, and how much it varies
 _ENOUGH_POINTS = 8
-# A few wild trials move a mean. A device that was slower for a part of a pass moves the medians of as large a part of
-# its points; with no points of others beside them, noise in which every tenth trial is wild moves a half, too.
-_LEAST_SHARE, _LEAST_SHARE_ALONE = 0.25, 0.75
 _CHANGED = "clocks, heat or a power limit changed during the run, or another job was there for a part of it"
 
 _Array = NDArray[np.float64]
@@ -277,7 +273,6 @@ class _Shifts(NamedTuple):
     """
 
     slower: _Array
-    medians: _Array  # the same of medians, which a few wild trials do not move
     here: _Array  # trials in these passes, each less the median of its point's in the others
     elsewhere: _Array  # the same of trials in the others, of all data points, shape (trials,)
     squares: _Array
@@ -293,7 +288,6 @@ class _Shifts(NamedTuple):
         typical = row_medians(there)[:, 0]
         return cls(
             slower=np.nanmean(here, axis=1) - middle,
-            medians=row_medians(here)[:, 0] - typical,
             here=here - typical[:, None],
             elsewhere=elsewhere,
             squares=squares,
@@ -338,15 +332,12 @@ def _there(trials: _Array) -> _Array:
 
 def _is_slower(shifts: _Shifts, touched: _Flags, chance: float) -> bool:
     """Return whether the data points of a device were slower, and more so than those of others if there are enough."""
-    others, slower, medians = ~touched, shifts.slower, shifts.medians
-    parts, least, least_share = [touched], _LEAST_ALONE, _LEAST_SHARE_ALONE
+    others, parts, least = ~touched, [touched], _LEAST_ALONE
+    by = float(shifts.slower[touched].mean())
     if others.sum() >= _FEWEST_POINTS:
-        slower, medians = (shift - median(shift[others].tolist()) for shift in (slower, medians))
-        parts, least, least_share = [touched, others], _LEAST, _LEAST_SHARE
-    by, share = (
-        float(of[touched].mean() - (of[others].mean() if len(parts) > 1 else 0.0)) for of in (slower, medians > least)
-    )
-    if by <= least or share < least_share or shifts.chance(touched, least) > chance:
+        parts, least = [touched, others], _LEAST
+        by -= float(shifts.slower[others].mean())
+    if by <= least or shifts.chance(touched, least) > chance:
         return False
     # Two ways to know the noise, so each may err half as often. Of few data points one wild trial moves the mean, and
     # only their spread tells.
