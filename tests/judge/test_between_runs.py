@@ -137,6 +137,46 @@ def test_points_that_vary_by_themselves_hide_no_slow_pair() -> None:
     assert sum(members == {(1, 3)} for members in worse) >= 9
 
 
+COPIES = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
+
+
+def one_link(rng: np.random.Generator, point: float, one_way: float = 1.0, both: float = 1.0) -> Run:
+    """Return all works of two GPUs, whose data points vary from run to run; copies from GPU0 have a true factor."""
+    works = [(work, pair) for work in COPIES for pair in ((0, 1), (1, 0))] + [(work, (0, 1)) for work in WORKS]
+    found = []
+    for work, pair in works:
+        level = (
+            np.log(300 * both * (one_way if work in COPIES and pair == (0, 1) else 1.0)) + point * rng.standard_normal()
+        )
+        found.append(measured(work, pair, np.exp(level + TRIAL * rng.standard_normal(7)).tolist()))
+    return run_of(gpus(2), found)
+
+
+@pytest.mark.parametrize("point", [0.01, 0.02])
+def test_points_of_one_link_that_vary_by_themselves_have_not_changed(point: float) -> None:
+    rng = np.random.default_rng(14)
+    found = [compare(one_link(rng, point), one_link(rng, point), FAIL) for _ in range(40)]
+    assert sum(map(changed, found)) <= 1
+    assert np.median([one.changes[0].between.point for one in found]) == pytest.approx(point, rel=0.25)
+    assert sum("as these two runs show" in runs_vary(one) for one in found) >= 30
+
+
+def test_a_slower_direction_is_no_variation_of_its_points() -> None:
+    rng = np.random.default_rng(15)
+    for _ in range(20):
+        found = compare(one_link(rng, 0.0), one_link(rng, 0.0, one_way=0.9), FAIL)
+        worse = {(one.key.work, one.key.members) for one in found.changes if one.verdict is Verdict.WORSE}
+        assert worse == {(work.value, (0, 1)) for work in COPIES}
+
+
+@pytest.mark.parametrize("point", [0.0, 0.01])
+def test_a_slower_link_is_found_by_all_its_works(point: float) -> None:
+    rng = np.random.default_rng(16)
+    found = [compare(one_link(rng, point), one_link(rng, point, both=0.9), FAIL) for _ in range(20)]
+    worse = [(group.kind, group.verdict) for one in found for group in one.groups]
+    assert worse.count((Kind.DEVICES, Verdict.WORSE)) >= 19
+
+
 @pytest.mark.parametrize("count", [4, 8])
 def test_links_that_truly_became_slower_are_no_variation(count: int) -> None:
     """Half of the pairs of four GPUs, or a quarter of those of eight, are those of one slow GPU."""

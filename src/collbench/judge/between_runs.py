@@ -87,7 +87,7 @@ class Origin(StrEnum):
     DEFAULT = "default"  # measured on other machines
     FEW_LINKS = "few links"  # the least that is assumed where too few links show how much they vary
     HISTORY = "history"  # from earlier runs of the base's machine
-    COMPARISON = "comparison"  # the links of the two runs changed more differently than the default explains
+    COMPARISON = "comparison"  # links or data points of the two runs changed more differently than the default explains
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +281,8 @@ FEWEST_LINKS = 6
 # So nothing shows how much these vary, and a change in two runs is a claim only if runs that vary by 2% hardly make it
 # (benchmarks/between_runs.py).
 OF_FEW_LINKS = 0.006
+# With fewer works at a size one direction's copies could be half of them.
+_FEWEST_WORKS = 9
 # Runs may be the reason for a shift of all links up to this, a difference of logs: with δ 6%, by which two runs differ
 # once in thirty times if runs vary by 2% as a whole.
 MOST_SHIFT = 0.04
@@ -308,13 +310,17 @@ def from_changes(changes: Mapping[Key, PointPair]) -> dict[Key, Variation]:
         if rows := _rows(of_size):
             found |= _with_points(changes, rows)
             found |= _with_links(changes, rows, found)
+        else:
+            found |= _with_works(changes, of_size)
     for keys in _alike({key: one.base for key, one in changes.items()}):
         if rows := _rows(keys):
             found |= _with_links(changes, rows, found)
             continue
         for key in keys:
-            if 0 < found[key].own < OF_FEW_LINKS:
-                found[key] = replace(found[key], own=OF_FEW_LINKS, origin=Origin.FEW_LINKS)
+            one = found[key]
+            if 0 < one.own < OF_FEW_LINKS:
+                origin = one.origin if one.point > OF_FEW_LINKS else Origin.FEW_LINKS
+                found[key] = replace(one, own=OF_FEW_LINKS, origin=origin)
     return found
 
 
@@ -346,13 +352,36 @@ def _with_points(changes: Mapping[Key, PointPair], rows: _Rows) -> dict[Key, Var
     links = _of_links(left)
     spread = median(_scale([left[key] - links[frozenset(key.members)] for key in row]) ** 2 for row in rows)
     spread *= len(rows) / max(1, len(rows) - 1)  # what is left of so many values without their middle
-    trials = fmean(changes[key].of_trials for key in left)
-    if spread <= _MORE**2 * (trials + 2 * fmean(changes[key].between.sigma ** 2 for key in left)):
+    return _of_points(changes, [*left], spread, (len(rows) - 1) * (min(map(len, rows)) - 1) / 2)
+
+
+def _of_points(
+    changes: Mapping[Key, PointPair], keys: Sequence[Key], spread: float, freedom: float
+) -> dict[Key, Variation]:
+    """Return what the spread of these points' differences says of each; none if trials and default explain it."""
+    trials = fmean(changes[key].of_trials for key in keys)
+    if spread <= _MORE**2 * (trials + 2 * fmean(changes[key].between.sigma ** 2 for key in keys)):
         return {}
-    point, freedom = math.sqrt((spread - trials) / 2), (len(rows) - 1) * (min(map(len, rows)) - 1) / 2
+    point = math.sqrt((spread - trials) / 2)
     return {
-        key: replace(changes[key].between, point=point, point_freedom=freedom, origin=Origin.COMPARISON) for key in left
+        key: replace(changes[key].between, point=point, point_freedom=freedom, origin=Origin.COMPARISON) for key in keys
     }
+
+
+def _with_works(changes: Mapping[Key, PointPair], keys: Sequence[Key]) -> dict[Key, Variation]:
+    """Return how much points of one size vary by themselves where few links can show it: otherwise than their link.
+
+    The scale withstands that almost half of a link's works changed, as those in one direction do if that is slower.
+    """
+    links: dict[frozenset[int], list[Key]] = defaultdict(list)
+    for key in keys:
+        links[frozenset(key.members)].append(key)
+    works = [of_link for of_link in links.values() if len(of_link) >= _FEWEST_WORKS]
+    if not works:
+        return {}
+    known = [key for of_link in works for key in of_link]
+    spread = median(_scale([changes[key].difference for key in of_link]) ** 2 for of_link in works)
+    return _of_points(changes, known, spread, (len(known) - len(works)) / 2)
 
 
 def _with_links(changes: Mapping[Key, PointPair], rows: _Rows, found: Mapping[Key, Variation]) -> dict[Key, Variation]:

@@ -203,7 +203,7 @@ def runs_vary(comparison: Comparison) -> str:
     if comparison.history:
         how = f", estimated from {amount(comparison.history + 1, 'run')}"
     elif any(one.origin is Origin.COMPARISON for one in found):
-        how = ", as links changed differently (--history FILE shows more)"
+        how = ", as these two runs show (--history FILE shows more)"
     elif any(one.origin is Origin.FEW_LINKS for one in found):
         how = f": fewer than {FEWEST_LINKS} links count as at least {OF_FEW_LINKS:.1%} (--history FILE estimates it)"
     else:
