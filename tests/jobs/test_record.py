@@ -291,6 +291,21 @@ def test_a_damaged_stream_is_left_out_and_named(tmp_path: Path) -> None:
     done = record(tmp_path, "--streams", "shared", "-o", "job.json")
     assert done.returncode == 0
     assert "other.stream is left out" in done.stderr
+    for whole in (tmp_path / "shared").glob("*-*.stream"):
+        whole.rename(tmp_path / "whole")
+    done = record(tmp_path, "--streams", "shared", "-o", "none.json")
+    assert (done.returncode, (tmp_path / "none.json").exists()) == (2, False)
+    assert done.stderr.endswith("collbench: nothing that was recorded can be read: 1 stream is left out\n")
+
+
+def test_a_copy_of_a_stream_is_no_other_rank(tmp_path: Path) -> None:
+    record(tmp_path, "--streams", "shared", "--", "sh", "-c", f"{script(tmp_path, 0)}; {script(tmp_path, 1)}")
+    _, second = sorted((tmp_path / "shared").glob("*.stream"))
+    (tmp_path / "shared" / f"{second.stem}-copy.stream").write_bytes(second.read_bytes())
+    done = record(tmp_path, "--streams", "shared", "-o", "job.json")
+    assert done.returncode == 0
+    assert "it is a copy of " in done.stderr
+    assert [rank.rank for rank in job_file.load(tmp_path / "job.json").ranks] == [0, 1]
 
 
 def test_another_job_in_the_folder_is_not_taken_for_this_one(tmp_path: Path) -> None:

@@ -158,13 +158,18 @@ def merge(
         files = sorted(set(folder.iterdir()) - older)
     except OSError as error:
         raise RunFileError(f"cannot read {folder}: {error.strerror}") from error
-    parsed_streams = []
+    parsed_streams, left_out = [], 0
+    seen: dict[int, Path] = {}
     for path in files:
         if path.suffix != ".stream":
             continue
         try:
-            parsed_streams.append(parse(read(path)))
+            content = read(path)
+            if (first := seen.setdefault(hash(content), path)) != path:
+                raise StreamError(f"it is a copy of {first.name}")
+            parsed_streams.append(parse(content))
         except StreamError as error:
+            left_out += 1
             notices.say(f"the stream {one_line(str(path))} is left out: {error}")
         except OSError as error:
             raise RunFileError(f"cannot read {path}: {error.strerror}") from error
@@ -174,7 +179,7 @@ def merge(
     except StreamError as error:
         raise RunFileError(f"cannot read the marks of steps in {folder}: {error}") from error
     except ValueError:
-        raise MachineError(_nothing(len(parsed_streams))) from None
+        raise MachineError(_nothing(len(parsed_streams), left_out)) from None
     job_file.save(merged.job, output, force=force)
     for finding in _findings(merged):
         notices.say(finding)
@@ -215,7 +220,10 @@ def _say_failures(files: Iterable[Path], notices: Notices) -> None:
         )
 
 
-def _nothing(streams: int) -> str:
+def _nothing(streams: int, left_out: int) -> str:
+    if left_out and not streams:
+        are = verb(left_out, "is", "are")
+        return f"nothing that was recorded can be read: {amount(left_out, 'stream')} {are} left out"
     if streams:
         return "nothing was recorded: NCCL loaded the plugin, but no rank sent data to another rank"
     return (
