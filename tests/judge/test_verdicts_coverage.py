@@ -121,6 +121,9 @@ def test_no_peer_access_excuses_a_pair_where_it_is_all_that_is_lacking(
     assert (absence.by_design, len(found.lacking)) == (by_design, 0 if by_design else 1)
     plain = skipped[0].variant is Variant.PLAIN
     assert absence.kind is (AbsenceKind.SKIPPED if plain else AbsenceKind.NOT_MEASURED)
+    cut = replace(two(operations=operations), skipped=refused(*skipped), complete=False)
+    (absence,) = coverage(cut).missed.values()
+    assert absence.kind is (AbsenceKind.SKIPPED if by_design else AbsenceKind.NOT_REACHED)
 
 
 def less(run: Run, *left_out: tuple[Work, tuple[int, ...]]) -> Run:

@@ -98,3 +98,10 @@ def test_a_second_run_is_compared_by_uuid_wherever_its_devices_stand() -> None:
     rows = {row[0]: row for table in tables for row in table}
     assert rows["ce-write GPU0→GPU1"][-2] == "4.000×"  # other's 3 → 2 over base's 0 → 1
     assert rows["ce-write GPU3→GPU2"][-2] == "0.250×"
+
+
+def test_an_interrupted_run_says_how_much_of_it_was_measured() -> None:
+    run = pair_run(4, lambda a, b: 100.0)
+    shown = str(reported(replace(run, measurements=run.measurements[:4], complete=False)))
+    assert "INTERRUPTED: 4 of 6 pairs, 4 data points measured" in shown
+    assert "INTERRUPTED" not in str(reported(run))

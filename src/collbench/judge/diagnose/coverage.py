@@ -101,7 +101,9 @@ def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
     works = {work: None for work in map(Work, run.settings.operations) if _could_judge(work)}
     works |= {one.work: None for one in run.skipped if one.work is not None and one.members and _could_judge(one.work)}
     reasons = [absences.of(work, pair) for work in works] or [absences.of(_FIRST, pair)]
-    first = next((reason for reason in reasons if reason.kind is AbsenceKind.SKIPPED), reasons[0])
+    # What was skipped is no reason where an interrupted run came to nothing else on the pair either.
+    first_kinds = AbsenceKind.NOT_REACHED, AbsenceKind.SKIPPED
+    first = min(reasons, key=lambda reason: [reason.kind is not kind for kind in first_kinds])
     return first if all(reason.by_design for reason in reasons) else replace(first, by_design=False)
 
 

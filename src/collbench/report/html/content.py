@@ -29,7 +29,7 @@ from collbench.report.html.page import Group, Section
 from collbench.report.sections import Html, section
 from collbench.report.text import collectives, matrix, measured, verdicts
 from collbench.report.text.comparison import body, matched
-from collbench.report.text.frame import device_names, headline, health_lines, notes, nvls, provenance
+from collbench.report.text.frame import device_names, headline, health_lines, interrupted, notes, nvls, provenance
 from collbench.report.text.layout import Legend, Lines, Part, only, shown, table
 from collbench.report.text.ranking import RELATIONS_LEGEND, recommended, resolution, tiers_table
 from collbench.report.text.topology import render_topology
@@ -137,7 +137,7 @@ def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> Html:
     lines += filter(None, [verdicts.against_staging(run, judged)])
     lines += health_lines(run)[:2]
     if not run.complete:
-        lines.append("the run was interrupted: some of it is missing")
+        lines.append(interrupted(run))
     if unfit := [one.member for one in left_out(run)]:
         problems.append(f"{tags(unfit, run.devices)} not fit")
     if failed or any(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in faults):
