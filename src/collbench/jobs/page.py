@@ -13,7 +13,7 @@ from collbench.jobs.calls import LateRank, RankRow, Report, Row, busbw_gbs
 from collbench.jobs.exposed import Exposure
 from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, StepSource, Unknown
 from collbench.model.printable import one_line
-from collbench.model.units import amount, figure, fixed, format_approximate_size, format_size
+from collbench.model.units import amount, capped, figure, fixed, format_approximate_size, format_size
 from collbench.report.text.layout import Block, Lines, Table, both, more, only, prose, short, table, whole
 from collbench.runfile.codec import picked, plain
 
@@ -473,10 +473,8 @@ def _limits(report: Report) -> Iterator[str]:
             "without the first one and those of unknown length: trace more for what is usual"
         )
     each = " a step" if report.repeats else ""
-    for one in report.late[:_FEW_LATE]:
-        yield f"late      {late_text(job, one)}: the others wait {milli(one.waits)}{each} for it"
-    if len(report.late) > _FEW_LATE:
-        yield f"late      and {len(report.late) - _FEW_LATE} more: --json has all"
+    late = [f"late      {late_text(job, one)}: the others wait {milli(one.waits)}{each} for it" for one in report.late]
+    yield from capped(late, _FEW_LATE, "late      and {} more: --json has all")
     if not report.late:
         if report.late_known:
             yield f"late      {_turns_text(report)}"

@@ -240,6 +240,12 @@ def abridged(names: Sequence[str], most: int, between: str = ", ") -> str:
     return between.join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def capped(lines: Sequence[str], most: int, more: str) -> list[str]:
+    """Return the first `most` lines, and `more` below them if there are further ones, how many in place of its {}."""
+    left = len(lines) - most
+    return [*lines[:most], *([more.format(left)] if left > 0 else [])]
+
+
 def sentence(clause: str) -> str:
     """Return a clause as a sentence: with a capital letter and a full stop."""
     return f"{clause[0].upper()}{clause[1:]}."

@@ -13,7 +13,7 @@ from rich.text import Text
 from collbench.judge.stats import FEWEST_TRIALS, median_interval, student
 from collbench.model.errors import FailureKind
 from collbench.model.run import Device, Run, device_sets
-from collbench.model.units import amount, fixed, format_size, sentence
+from collbench.model.units import amount, capped, fixed, format_size, sentence
 from collbench.overlaps.results import Overlap, OverlapTrial, Priority, overlaps_of
 from collbench.report import sentences
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
@@ -186,13 +186,10 @@ def failed_overlap(overlap: Overlap, devices: Sequence[Device]) -> str:
     return f"{what}: {sentences.failure(overlap.failure, devices) if overlap.failure else 'wrong data'}"
 
 
-def failures(run: Run) -> Iterator[str]:
-    """Yield a line for each of the first data points that failed."""
-    failed = [overlap for overlap in overlaps_of(run) if overlap.failure is not None]
-    for overlap in failed[:_FEW_FAILURES]:
-        yield f"failed    {failed_overlap(overlap, run.devices)}"
-    if len(failed) > _FEW_FAILURES:
-        yield f"failed    and {len(failed) - _FEW_FAILURES} more"
+def failures(run: Run) -> list[str]:
+    """Return a line for each of the first data points that failed."""
+    lines = [f"failed    {failed_overlap(one, run.devices)}" for one in overlaps_of(run) if one.failure is not None]
+    return capped(lines, _FEW_FAILURES, "failed    and {} more")
 
 
 _SETTINGS = ("priority", "CTAs")

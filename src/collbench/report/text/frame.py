@@ -33,7 +33,7 @@ from collbench.model.run import (
     new_errors,
     tags,
 )
-from collbench.model.units import abridged, amount, counted, fixed, format_size, size_span, span
+from collbench.model.units import abridged, amount, capped, counted, fixed, format_size, size_span, span
 from collbench.report import sentences
 from collbench.report.sections import section
 from collbench.report.text.layout import Block, Lines, short, whole
@@ -266,10 +266,8 @@ def ending(run: Run, *more: str) -> Iterator[Block]:
 def troubled(run: Run) -> Iterator[str]:
     """Yield the first lines on failures and on problems of devices."""
     yield from failures(run, _FEW_LINES)
-    unhealthy = unhealthy_lines(run)
-    yield from (f"health    {line}" for line in unhealthy[:_FEW_LINES])
-    if len(unhealthy) > _FEW_LINES:
-        yield f"health    and {len(unhealthy) - _FEW_LINES} more"
+    unhealthy = [f"health    {line}" for line in unhealthy_lines(run)]
+    yield from capped(unhealthy, _FEW_LINES, "health    and {} more")
 
 
 def device_names(devices: tuple[Device, ...], work: Work, positions: tuple[int, ...]) -> str:
@@ -401,13 +399,11 @@ def worst_troubles(run: Run) -> str:
     if measured_by is not None and (lost := measured_by.failed(run)):
         return f"{lost}{sim(run, ' (sim)')}"
     clauses = []
-    for trouble in troubles[:_MOST_SETS]:
+    for trouble in troubles:
         where = device_sets([trouble.devices], run.devices)
         how = f"{trouble.figure:.0f} GB/s" if trouble.figure is not None else trouble.kind.value
         clauses.append(f"{where}: {amount(trouble.count, 'data point')}, {how}")
-    if len(troubles) > _MOST_SETS:
-        clauses.append(f"and {len(troubles) - _MOST_SETS} more")
-    return f"{'; '.join(clauses)}{sim(run, ' (sim)')}"
+    return f"{'; '.join(capped(clauses, _MOST_SETS, 'and {} more'))}{sim(run, ' (sim)')}"
 
 
 def alarm(run: Run) -> Iterator[Text]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from collbench.choose.choice import Finalist, Origin, Selection
 from collbench.model.operations import Operation
-from collbench.model.units import DELTA, TELLING_BYTES, amount, columns, fixed, format_size, span, verb
+from collbench.model.units import DELTA, TELLING_BYTES, amount, capped, columns, fixed, format_size, span, verb
 from collbench.report.prose import named
 
 # On the short page.
@@ -58,10 +58,8 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
         yield f"decided   by {selection.decided_by}"
     if selection.heuristic:
         yield "search    heuristic: not every set was evaluated"
-    left_out = selection.left_out if verbose else selection.left_out[:_FEW_LEFT_OUT]
-    yield from (f"left out  {excluded.device}: {excluded.reason}" for excluded in left_out)
-    if len(left_out) < len(selection.left_out):
-        yield f"left out  {len(selection.left_out) - len(left_out)} more: --verbose shows them"
+    left_out = [f"left out  {excluded.device}: {excluded.reason}" for excluded in selection.left_out]
+    yield from left_out if verbose else capped(left_out, _FEW_LEFT_OUT, "left out  {} more: --verbose shows them")
     yield f"evidence  {origin.source}"
     if origin.verification:
         yield f"measured  finalists saved at {origin.verification}"
