@@ -94,11 +94,6 @@ def test_where_nvlinks_close_no_ring_a_tree_may_be_faster_than_a_ring_over_pcie(
     assert by_pairs(chain).hi == 9.5
 
 
-def test_a_ring_over_pcie_may_use_the_slowest_hop_that_a_better_ring_avoids() -> None:
-    machine = wired(4, {}, {"SYS": 20.0}, slow={(0, 1): 5.0})
-    assert (by_pairs(machine).lo, by_pairs(machine).hi) == (5.0 * 2 / 4, 20.0)
-
-
 def test_noise_does_not_split_equal_links() -> None:
     """Four links within 1% of each other are two rings of one kind, not rings of four kinds."""
     noise = {(0, 1): 24.0, (1, 2): 24.3, (2, 3): 24.2, (0, 3): 24.1}
@@ -147,13 +142,6 @@ def test_a_slow_slot_does_not_look_like_a_full_uplink() -> None:
     machine = wired(4, {(0, 1): "PIX", (2, 3): "PIX"}, {"PIX": 12.0, "PHB": 12.0}, "PHB", slow=slow)
     assert predict(machine.of((0, 2, 3))).hi == 12.0
     assert predict(machine).hi == 4.0
-
-
-@pytest.mark.parametrize(("count", "least"), [(4, 0.5), (8, 0.5)])
-def test_more_ranks_keep_less_of_what_crowded_hops_keep(count: int, least: float) -> None:
-    """Published machines, whose hops hardly slow each other, keep 0.54 of a pair: crowded hops keep that much less."""
-    machine = wired(8, {}, {"PHB": 12.0}, "PHB").of(range(count))
-    assert predict(machine).lo == pytest.approx(least * by_pairs(machine).lo)
 
 
 def published() -> list[tuple[str, int, float, float]]:

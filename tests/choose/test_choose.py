@@ -59,12 +59,6 @@ def test_the_reason_names_what_was_gained() -> None:
     assert choose(alike, 2).why(gpus(20)) == "48.3 GB/s; the machine's worst measured pair reaches as much"
 
 
-def test_equal_pairs_go_to_the_tie_break_and_say_so() -> None:
-    chosen = choose(pair_run(4, lambda a, b: 300.0 - a * 0.5), 2)
-    assert chosen.members == (0, 1)
-    assert chosen.why(gpus(20)) == "all pairs tie within 0.3%: the choice does not affect bandwidth"
-
-
 def test_pairs_that_were_not_measured_are_not_taken_for_equal() -> None:
     run = run_of(gpus(4), [measured(Operation.ALLREDUCE, (1, 2), 300.0)])
     assert choose(run, 2).members == (1, 2)
@@ -81,13 +75,6 @@ def test_a_run_without_pairs_cannot_choose_some_but_can_take_all() -> None:
     with pytest.raises(UsageError, match="has no pair: measure with 'collbench pairs' first"):
         choose(run, 2)
     assert choose(run, 3).members == (0, 1, 2)
-
-
-def test_all_devices_are_no_choice() -> None:
-    chosen = choose(dgx_1v(), 8)
-    assert (chosen.members, chosen.why(gpus(20))) == (tuple(range(8)), "all 8 devices")
-    assert (chosen.tied, chosen.heuristic, chosen.estimated) == (False, False, False)
-    assert [(some.members, some.default) for some in chosen.finalists] == [(tuple(range(8)), True)]
 
 
 def test_one_device_is_chosen_by_the_tie_break_alone() -> None:

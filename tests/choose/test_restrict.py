@@ -11,16 +11,6 @@ from collbench.report import sentences
 from tests.builders import gpus, measured, paths, run_of
 
 
-def test_positions_and_pairs_are_the_nodes_own() -> None:
-    pairs = [measured(Operation.ALLREDUCE, members, 100.0) for members in ((0, 1), (2, 3), (0, 1, 2, 3), (3, 2))]
-    run = run_of(gpus(4), pairs, paths(4))
-    own = restricted(run, (2, 3))
-    assert [device.index for device in own.devices] == [2, 3]
-    assert [found.point.members for found in own.measurements] == [(0, 1), (1, 0)]
-    assert [path.devices for path in own.paths] == [(0, 1)]
-    assert len(run.measurements) == 4
-
-
 def test_what_names_a_device_names_it_by_its_new_position() -> None:
     found = measured(Operation.ALLREDUCE, (3, 2), 100.0)
     flag, mark = Flag(FlagKind.HOT, (3,), 90), Mark(MarkKind.IMPOSSIBLE, (2,), 500.0, 450.0)

@@ -26,15 +26,6 @@ def test_a_level_is_asked_only_of_those_that_are_left_and_named_only_where_it_de
     assert asked == [[[1, 2], [2, 3]]]
 
 
-def test_a_level_that_leaves_one_set_ends_the_questions() -> None:
-    def never(sets: Sets) -> Values:
-        raise AssertionError(sets)
-
-    assert decide(
-        np.array([[0, 1], [1, 2]]), (Level(TieBreak.IN_USE, COSTS), Level(TieBreak.SUSPECT, never)), TieBreak.INDEX
-    ) == (1, (TieBreak.IN_USE,))
-
-
 def test_the_order_of_positions_decides_last_the_first_position_first() -> None:
     sets = np.array([[1, 2, 3], [0, 3, 4], [0, 2, 5], [0, 2, 6]])
     assert decide(sets, (), TieBreak.INDEX) == (2, (TieBreak.INDEX,))
@@ -61,16 +52,6 @@ def test_what_remains_is_the_best_set_without_these_members(k: int, seed: int) -
         for some in members
     ]
     assert what_remains(sets, values, 0.1)(sets).tolist() == [0.0 if one >= max(left) * 0.9 else 1.0 for one in left]
-
-
-def test_remainders_are_rated_for_the_sets_asked_about() -> None:
-    sets = all_sets(5, 2)
-    values = np.array(
-        [100.0 if some == (3, 4) else 97.0 if some == (0, 1) else 10.0 for some in combinations(range(5), 2)]
-    )
-    some = np.array([[0, 1], [2, 3], [1, 3]])
-    assert what_remains(sets, values, 0.02)(some).tolist() == [0, 1, 1]
-    assert what_remains(sets, values, 0.03)(some).tolist() == [0, 0, 1]
 
 
 def test_where_nothing_remains_all_cost_the_same() -> None:
