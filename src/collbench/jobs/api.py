@@ -392,8 +392,8 @@ def predict_job(
         old = _placed(recorded, job, None if _known_devices(job) else devices, name)
     elif others := _other_variables(job, new.links.run):
         raise UsageError(
-            f"the runs have other NCCL_* variables than the job ({', '.join(others)}): add a run of its links with "
-            "--recorded-links RUN"
+            f"the runs have other NCCL_* variables than the job ({', '.join(others)}): measure its links with the "
+            "job's, 'collbench pairs -o links.json', and add --recorded-links links.json"
         )
     else:
         try:

@@ -226,7 +226,8 @@ def test_json_has_the_fields_of_the_page(program: Program, saved: Path) -> None:
         (("job.json", "run.json", "--devices", "0"), "--devices names 1 device, and the job has 2 ranks"),
         (
             ("staged.json", "run.json"),
-            "other NCCL_* variables than the job (NCCL_P2P_DISABLE: 1 in the job, not set in the runs): add a run",
+            "other NCCL_* variables than the job (NCCL_P2P_DISABLE: 1 in the job, not set in the runs): measure its "
+            "links with the job's, 'collbench pairs -o links.json', and add --recorded-links links.json",
         ),
         (
             ("nowhere.json", "run.json", "--devices", "1,2"),
