@@ -15,8 +15,8 @@ from collbench.judge.stats import FEWEST_TRIALS, chi_square, noisier, squares, t
 from collbench.judge.tiers import pair_labels
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Noise, Run
+from collbench.model.units import TELLING_BYTES
 
-_MIB = 2**20
 # Below this a standard deviation is off by more than an eighth: a wider kind is asked, and none if all have less.
 _LEAST_FREEDOM = 30
 # A data point is no part of its kind's σ if chance spreads trials so much once in a thousand cases.
@@ -104,7 +104,7 @@ def _points(run: Run) -> list[_Point]:
     return [
         _Point(
             measurement,
-            _Kind(at.size_bytes >= _MIB, at.operation.is_collective, labels_of(at.members), at.work),
+            _Kind(at.size_bytes >= TELLING_BYTES, at.operation.is_collective, labels_of(at.members), at.work),
             _spread(tuple(trial_seconds(measurement))),
         )
         for measurement in run.measurements

@@ -144,7 +144,8 @@ def margin(a: Estimate, b: Estimate, count: int) -> float:
     Tukey's and Kramer's: the studentized range's quantile over √2, times the difference's standard error.
     """
     few = min(len(a.trials), len(b.trials)) < _PUBLISHING_TRIALS
-    return _quantile(a, b, count, _SCREENING_LEVEL if few else _LEVEL) * math.hypot(a.error, b.error)
+    quantile = range_quantile(count, _SCREENING_LEVEL if few else _LEVEL, _freedom(a, b)) / math.sqrt(2)
+    return quantile * math.hypot(a.error, b.error)
 
 
 def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
@@ -201,11 +202,6 @@ def tied_with(best: Estimate, others: Mapping[Members, Estimate], delta: float) 
             break
         shown.add(members)
     return shown
-
-
-def _quantile(a: Estimate, b: Estimate, count: int, level: float) -> float:
-    """Return by how many standard errors two of `count` equal links may differ; of two that is Student's quantile."""
-    return range_quantile(count, level, _freedom(a, b)) / math.sqrt(2)
 
 
 def _freedom(a: Estimate, b: Estimate) -> float:

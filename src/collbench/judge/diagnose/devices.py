@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, of_devices, verdict_on
-from collbench.judge.diagnose.readings import CE, COPY_BYTES, RELATIVE_BYTES, SM, STAGED, Facts
+from collbench.judge.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, names, on, slots
 from collbench.judge.physics import most_over_pcie
 from collbench.judge.stats import FEWEST_TRIALS, Variance, reach, row_medians, trial_seconds
@@ -21,6 +21,7 @@ from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import Theory, slot
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import InterferenceCheck
+from collbench.model.units import TELLING_BYTES
 
 _BY_ENGINE = (Operation.H2D_CE, Operation.D2H_CE)  # between a device and host memory
 
@@ -230,7 +231,7 @@ def _trials(facts: Facts) -> tuple[_Array, _Flags]:
     points = []
     for one in facts.run.measurements:
         passes = [sample for sample in one.samples if not sample.confirms]
-        if one.point.size_bytes >= RELATIVE_BYTES and len(passes) >= FEWEST_TRIALS:
+        if one.point.size_bytes >= TELLING_BYTES and len(passes) >= FEWEST_TRIALS:
             points.append((one, np.log(trial_seconds(replace(one, samples=passes)))))
     logs = np.full((len(points), max((len(times) for _, times in points), default=0)), np.nan)
     for row, (_, times) in zip(logs, points, strict=True):

@@ -29,6 +29,7 @@ from collbench.machine.theory import slot
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Path, Run
+from collbench.model.units import TELLING_BYTES
 
 # The chance that any bound of a run's readings lies on the wrong side of its true rate, all together. Thresholds lie
 # beyond the bounds, so a false contradiction is rarer still.
@@ -42,9 +43,8 @@ _TRIALS_FOR_OWN_NOISE = 5
 _SHARES = 0.9
 # Pairs of one H200 machine keep differences of up to 2% from run to run, so an outlier lies significantly below that.
 OUTLYING = 0.025
-# Below this a message shows latency. Against a limit more is needed: on 4 × H200 a copy of 16 MiB comes within 5% of
-# its plateau, and an all-reduce of 64 MiB within 20%.
-RELATIVE_BYTES = 2**20
+# Against a limit more is needed than to compare links: on 4 × H200 a copy of 16 MiB comes within 5% of its plateau, and
+# an all-reduce of 64 MiB within 20%.
 COPY_BYTES, COLLECTIVE_BYTES = 16 * 2**20, 64 * 2**20
 
 CE = (Work(Operation.CE_WRITE), Work(Operation.CE_READ))
@@ -100,7 +100,7 @@ class Readings:
         for reading in self.points:
             self._by_work.setdefault(reading.work, []).append(reading)
 
-    def of(self, work: Work, least_bytes: int = RELATIVE_BYTES) -> dict[tuple[int, ...], Reading]:
+    def of(self, work: Work, least_bytes: int = TELLING_BYTES) -> dict[tuple[int, ...], Reading]:
         """Return the readings of a work by members; none if its messages were smaller than that."""
         return {r.members: r for r in self._by_work.get(work, ()) if r.size_bytes >= least_bytes}
 
@@ -262,10 +262,11 @@ def _trusted(run: Run) -> set[tuple[Work, str]]:
     found sharing on a PCIe label, no work is trusted on it.
     """
     sharing = {check.label for check in run.interference_checks if check.ratio < _SHARES and not is_nvlink(check.label)}
-    trusted = {
-        (Work(check.operation, check.variant), check.label) for check in run.interference_checks if check.trusted
+    return {
+        (Work(check.operation, check.variant), check.label)
+        for check in run.interference_checks
+        if check.trusted and check.label not in sharing
     }
-    return {(work, label) for work, label in trusted if label not in sharing}
 
 
 def _isolated(measurement: Measurement) -> bool:
