@@ -10,6 +10,7 @@ from typing import TypeAlias
 from collbench.model.errors import Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Path, PeerStatus, Refusal, SkipKind
+from collbench.model.units import STAGED_FASTER
 
 Link: TypeAlias = tuple[int, int]  # positions: source, destination
 
@@ -20,8 +21,6 @@ BY_PEER_ACCESS = (KERNEL_WRITE, KERNEL_READ, COPY_ENGINE)
 WAYS = (*BY_PEER_ACCESS, THROUGH_HOST)
 # What `nvidia-smi topo -p2p` takes: read, write, NVLink, atomics, PCIe; NVML numbers them so [nvml.h, r580].
 CAPABILITIES = "rwnap"
-# Copies through host memory that are faster by more than this share show slow peer access [docs/method/verdicts.md 5].
-STAGED_FASTER = 4 / 3
 
 
 class PeerState(StrEnum):

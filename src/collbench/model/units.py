@@ -25,6 +25,10 @@ _SIZE = re.compile(r"(\d{1,18}) ?([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 TELLING_BYTES, SMALL_BYTES = 2**20, 64 * 2**10
 # A smaller difference, of bandwidth or of its logarithm, changes no decision.
 DELTA = 0.02
+# Copies through host memory that are faster by more than this ratio show slow peer access (docs/method/verdicts.md 5).
+# On healthy machines a host bridge may forward peer traffic at less than a slot's rate, which makes staging a little
+# faster. nccl#814 has a factor of 2.2.
+STAGED_FASTER = 4 / 3
 _HUNDREDTHS = 0.1  # from here on two decimals are enough
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 # Nine digits on each side of the point: no larger number is meant, and float() stays exact enough.

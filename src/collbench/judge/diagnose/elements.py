@@ -24,11 +24,10 @@ from collbench.judge.physics import most_over_pcie
 from collbench.machine.labels import chained, is_nvlink
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, tags
+from collbench.model.units import STAGED_FASTER
 
 Values = NDArray[np.float64]
-# By more than a third: on healthy machines a host bridge may forward peer traffic at less than a slot's rate, which
-# makes staging a little faster. nccl#814 has a factor of 2.2.
-STAGED_FASTER = math.log(4 / 3)
+STAGED_GAP = math.log(STAGED_FASTER)
 OUT_OF_GPU = (Operation.D2H_CE, Operation.D2H_SM)
 # Links of one kind differ by so much without a fault, and copies to host memory by the socket on which it lies.
 _UNLIKE, _HOSTS_UNLIKE = 0.015, 0.05
@@ -326,7 +325,7 @@ def _typical(
         typical = median(reading.middle for reading in facts.readings.tied(readings))
         for reading in readings:
             through = staged.get(reading.members)
-            faster = through is not None and through.middle - max(typical, reading.middle) > STAGED_FASTER
+            faster = through is not None and through.middle - max(typical, reading.middle) > STAGED_GAP
             yield reading, through.middle if through is not None and faster else typical
 
 

@@ -24,7 +24,7 @@ from collbench.judge.diagnose.blame import (
 )
 from collbench.judge.diagnose.collectives import by_setting, nccl_path
 from collbench.judge.diagnose.elements import (
-    STAGED_FASTER,
+    STAGED_GAP,
     Part,
     blamed,
     cause_of,
@@ -146,7 +146,7 @@ def below_elements(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdic
         for each in _peers(facts, hosts)
         for gap in each.gaps(each.deviations)
         if gap.gap - facts.readings.z * gap.error
-        > (_REMOTE if gap.reading.work.numa_node is None and len(sockets) > 1 else STAGED_FASTER)
+        > (_REMOTE if gap.reading.work.numa_node is None and len(sockets) > 1 else STAGED_GAP)
     ]
     for element in blamed(facts, over_nvlink=False, collective=False) if slow else ():
         ours = [gap for gap in slow if element.slows(gap.reading)]
@@ -169,7 +169,7 @@ def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Verdict]:
     slow = [
         link
         for link, (plain, via) in alike.items()
-        if excluded.comparable(plain) and facts.readings.exceeds(via, plain, STAGED_FASTER)
+        if excluded.comparable(plain) and facts.readings.exceeds(via, plain, STAGED_GAP)
     ]
     for blame in blames(facts, slow, alike, rates=True):
         plains, vias = zip(*(alike[link] for link in blame.links), strict=True)
@@ -208,7 +208,7 @@ def unstaged(facts: Facts, found: Sequence[Verdict]) -> list[Reading]:
         limit = facts.limit(link)
         if limit is None:
             return link in slow
-        return facts.readings.interval(reading)[2] < _MOST_STAGED * math.exp(-STAGED_FASTER) * limit
+        return facts.readings.interval(reading)[2] < _MOST_STAGED * math.exp(-STAGED_GAP) * limit
 
     return [
         reading

@@ -17,7 +17,6 @@ from collbench.model.peer_map import (
     COPY_ENGINE,
     KERNEL_READ,
     KERNEL_WRITE,
-    STAGED_FASTER,
     THROUGH_HOST,
     WAYS,
     Crossing,
@@ -27,7 +26,7 @@ from collbench.model.peer_map import (
     PeerState,
 )
 from collbench.model.run import Device, PeerStatus, tags
-from collbench.model.units import abridged, amount, figure, fixed, verb
+from collbench.model.units import STAGED_FASTER, abridged, amount, figure, fixed, verb
 from collbench.report.sentences import failure, wrong_data
 from collbench.report.text.layout import Lines, Part, table
 from collbench.runfile.codec import document, head, picked
