@@ -40,7 +40,6 @@ _UNDECIDED = 6.0
 # The labels of what lies below one switch or root port, one upstream switch, one host bridge.
 _BELOW = (("PIX",), ("PIX", "PXB"), ("PIX", "PXB", "PHB"))
 _IN_SOCKET = ("PIX", "PXB", "PHB", "NODE")
-_FORWARDED = ("PHB", "NODE", "SYS")
 
 
 class Part(StrEnum):
@@ -393,10 +392,5 @@ def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
         if min(one) < min(other):
             yield element(Part.SOCKETS, one | other, both_ways(between))
         yield element(Part.SOCKETS, one | other, between)
-    for part, labels in (
-        (Part.SOCKETS, ("SYS",)),
-        (Part.FORWARDING, ("PHB", "NODE")),
-        (Part.FORWARDING, _FORWARDED),
-    ):
-        crossing = [link for link in links if tree.get(frozenset(link)) in labels]
+    for part, crossing in ((Part.SOCKETS, across), (Part.FORWARDING, inside), (Part.FORWARDING, [*inside, *across])):
         yield element(part, {member for link in crossing for member in link}, crossing)
