@@ -24,7 +24,7 @@ BUSY_PERCENT = 10
 
 # A rule of thumb for GPUs: under 75 °C is good, over 80 is worth a warning, 84 to 90 throttles.
 GOOD_C, HOT_C = 75, 80
-TEMPERATURE_RULE = "under 75 °C is good, over 80 °C is hot, 84–90 °C throttles"
+TEMPERATURE_RULE = f"under {GOOD_C} °C is good, over {HOT_C} °C is hot, 84–90 °C throttles"
 
 
 def only_opened(state: Health) -> bool:
