@@ -32,10 +32,6 @@ def dgx_1v() -> Run:
     return run_of(devices, points, links)
 
 
-def label(run: Run, a: int, b: int) -> str:
-    return next(path.label for path in run.paths if set(path.devices) == {a, b})
-
-
 @pytest.mark.parametrize(
     ("k", "rings", "measured"),  # docs/method/choosing.md 6; on another set of three and of five a tree may be faster
     [(3, 2, 3), (4, 4, 2), (5, 2, 3), (6, 4, 4), (7, 4, 4)],

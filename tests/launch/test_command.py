@@ -84,10 +84,6 @@ def test_contradictions_get_one_clear_line(line: str, backend: str, message: str
         command(line, backend=backend)
 
 
-def test_a_rendezvous_in_the_environment_is_not_overridden() -> None:
-    assert "--standalone" not in command("a.py", inherited={"PET_RDZV_ENDPOINT": "h:1"})
-
-
 AWKWARD = st.sampled_from(
     ["--", "-h", "--r", "--n=1", "-m", "$$", "${local_rank}", "$local_rank", "", "a b", "--x=$HOME"]
 )
