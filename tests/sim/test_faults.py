@@ -152,18 +152,6 @@ def test_each_fault_shows_as_it_is_defined(kind: str) -> None:
 FAULT_ITSELF = ("data-corrupt", "hang", "impossible")
 
 
-def test_both_spellings_are_understood_and_others_refused() -> None:
-    fabric, rng = fabrics.load("dgx-1v"), np.random.default_rng(0)
-    assert faults.with_fault(fabric, "NV_DEGRADED", rng)[0].faults
-    with pytest.raises(UsageError, match="fault 'rust' is unknown: choose from data-corrupt"):
-        faults.with_fault(fabric, "rust", rng)
-
-
-def test_a_fault_without_a_place_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="pcie-4-two-bridges has no NVLink"):
-        faults.with_fault(fabrics.load("pcie-4-two-bridges"), "nv-not-used", np.random.default_rng(0))
-
-
 def test_every_machine_has_a_place_for_some_faults_and_every_fault_has_one() -> None:
     assert min(len(faults.possible(healthy(fabric))) for fabric in MACHINES) >= 4
     assert {kind for fabric in MACHINES for kind in faults.possible(healthy(fabric))} == set(KINDS)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ from collbench.measurement.plan import make_plan, unordered_pairs
 from collbench.model.errors import CollbenchError, RunFileError, UsageError
 from collbench.sim import fabrics
 from collbench.sim.fabrics import FaultKind
-from tests.sim import random_fabrics
 from tests.sim.made import fabric_text, request
 
 DGX: dict[str, Any] = json.loads(fabric_text(fabrics.load("dgx-1v")))
@@ -39,12 +37,6 @@ def test_a_shipped_fabric_names_itself_and_its_sources(name: str) -> None:
     assert fabric.name == name
     assert len(fabric.source) > 100
     assert fabric.faults == ()
-
-
-def test_random_fabrics_survive_their_files() -> None:
-    for seed in range(50):
-        fabric = random_fabrics.make(np.random.default_rng(seed))
-        assert fabrics.loads(fabric_text(fabric), "again") == fabric
 
 
 @pytest.mark.parametrize(
