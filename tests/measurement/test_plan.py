@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.measurement.plan import BATCHES_A_TRIAL, Plan, directed_links, unordered_pairs
+from collbench.measurement.plan import Plan, directed_links, unordered_pairs
 from collbench.measurement.sweep import points_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint
@@ -72,11 +72,6 @@ def test_only_isolated_points_run_by_themselves(n: int, seed: int, data: st.Data
     assert len(plan.rounds(COPY, random.Random(seed))) <= rounds + len(links)
 
 
-def test_the_whole_set_is_one_group() -> None:
-    steps = plan_for(4, all_devices=True).passes(random.Random(3), set(plan_for(4, all_devices=True).points()))
-    assert [step.groups for step in steps if step.work.operation is Operation.ALLREDUCE] == [((0, 1, 2, 3),)] * 2
-
-
 def test_steps_come_in_random_order_over_the_whole_plan() -> None:
     plan = plan_for(6)
     points = set(plan.points())
@@ -85,17 +80,6 @@ def test_steps_come_in_random_order_over_the_whole_plan() -> None:
     assert steps != other_seed
     in_plan_order = sorted(steps, key=lambda step: (step.work.operation, step.size_bytes))
     assert [s.size_bytes for s in steps] != [s.size_bytes for s in in_plan_order]
-
-
-@given(st.integers(0, 34).map(lambda power: 2**power), st.sampled_from([COPY, SUM]), st.sampled_from([PAIR, FOUR]))
-def test_a_batch_is_long_enough_and_its_queue_shallow(size: int, work: Work, members: tuple[int, ...]) -> None:
-    plan = plan_for(4)
-    step = plan.step(work, [members if work == SUM else PAIR], size)
-    assert 1 <= step.iterations <= 20
-    assert step.iterations * size >= plan.batch_bytes or step.iterations in (16, 20)
-    assert step.iterations >= plan.step(COPY, [PAIR], size).iterations  # a chain's end is late, too
-    assert step.batches == BATCHES_A_TRIAL
-    assert (step.dtype, step.redop, step.launches) == ("float32", "sum", 0)
 
 
 @pytest.mark.parametrize(
@@ -120,23 +104,10 @@ def test_a_trials_work(
     assert (step.iterations, step.warmup) == (iterations, warmup)
 
 
-def test_the_largest_allreduce_decides() -> None:
-    plan = plan_for(2)
-    deciding = {(point.operation, point.size_bytes) for point in plan.points() if plan.decides(point)}
-    assert deciding == {(Operation.ALLREDUCE, 64 * MIB)}
-
-
 def test_only_collectives_have_a_launch_loop() -> None:
     plan = replace(plan_for(3), launches=20)
     steps = plan.passes(random.Random(0), set(plan.points()))
     assert {(step.work.operation.is_collective, step.launches) for step in steps} == {(False, 0), (True, 20)}
-
-
-def test_every_pass_warms_small_messages_up() -> None:
-    plan = plan_for(3)
-    for seed in range(3):
-        steps = plan.passes(random.Random(seed), set(plan.points()))
-        assert {(step.size_bytes, step.warmup) for step in steps} == {(8, 1), (MIB, 1), (64 * MIB, 0)}
 
 
 def test_iterations_and_warmup_can_be_given() -> None:

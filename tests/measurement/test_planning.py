@@ -119,12 +119,6 @@ def plan_of(request: Request, count: int = 4) -> Plan:
     return make_plan(request, FakeBackend(count))[0]
 
 
-def test_disjoint_sets_of_neighbours_run_at_once() -> None:
-    plan = plan_of(replace(ONE, split=2))
-    assert plan.groups == {Work(Operation.ALLREDUCE): ((0, 1), (2, 3))}
-    assert plan.together
-
-
 @pytest.mark.parametrize("sets", [((0, 1), (2, 3), (0, 3)), ((0, 1, 2), (0, 2, 3))])
 def test_named_sets_are_measured_in_turn_at_least_six_times(sets: tuple[tuple[int, ...], ...]) -> None:
     """docs/method/choosing.md 5; sets that share no GPU would otherwise run at the same time."""
