@@ -184,28 +184,6 @@ def test_an_interference_check_returns_how_long_it_timed() -> None:
     assert seconds == pytest.approx(sum(count * sum(times) for count, times in batches))
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_too_few_devices_for_two_pairs_need_no_interference_check(count: int) -> None:
-    backend = FakeBackend(count)
-    assert check_interference(backend, plan_for(count), {}, random.Random(1)) == ([], 0)
-    assert backend.steps == []
-
-
-def test_a_work_that_hangs_is_not_warmed_up_round_by_round() -> None:
-    """Otherwise each round would wait for a watchdog's timeout before the first trial."""
-    tried: list[Step] = []
-
-    def on_step(_number: int, step: Step) -> None:
-        if step.work.operation is Operation.CE_WRITE:
-            tried.append(step)
-            raise StepFailed("hang")
-
-    backend = FakeBackend(4, on_step=on_step)
-    warm_up(backend, plan_for(4), random.Random(1))
-    assert len(tried) == 1
-    assert {step.work.operation for step in backend.steps} == {Operation.ALLREDUCE}
-
-
 @pytest.mark.parametrize(
     ("title", "sizes", "size"),
     [

@@ -109,16 +109,6 @@ def test_collectives_that_all_fail_cost_no_copy() -> None:
     assert run.complete
 
 
-def test_every_finished_trial_and_every_failure_may_be_saved_at_once() -> None:
-    run, kept = empty(4), list[int]()
-
-    def keep() -> None:
-        kept.append(sum(len(one.samples) + bool(one.failure) for one in run.measurements))
-
-    measure(backend_that_hangs(DataPoint(Operation.ALLREDUCE, (0, 2), 8)), run, keep)
-    assert kept == [*range(1, sum(len(measurement.samples) for measurement in run.measurements) + 2)]
-
-
 def test_samples_carry_the_flags_of_their_devices() -> None:
     for measurement in measure(FakeBackend(2), empty(2)).measurements:
         assert {sample.flags for sample in measurement.samples} == {(hot(1, 86),)}
