@@ -286,6 +286,9 @@ _FEWEST_WORKS = 9
 # Runs may be the reason for a shift of all links up to this, a difference of logs: with δ 6%, by which two runs differ
 # once in thirty times if runs vary by 2% as a whole.
 MOST_SHIFT = 0.04
+# Two runs show no larger standard deviation, twice the 2% up to which an unchanged machine is hardly called changed.
+# Beyond that it has changed: one of four GPUs at half rate slows half of the links, each otherwise.
+MOST_BETWEEN = 0.04
 # So many times what trials and default explain is more than chance makes of them.
 _MORE = 1.3
 # A link varies by at most this share of what the other links do. With the quantiles of a comparison it has changed if
@@ -362,7 +365,7 @@ def _of_points(
     trials = fmean(changes[key].of_trials for key in keys)
     if spread <= _MORE**2 * (trials + 2 * fmean(changes[key].between.sigma ** 2 for key in keys)):
         return {}
-    point = math.sqrt((spread - trials) / 2)
+    point = min(MOST_BETWEEN, math.sqrt((spread - trials) / 2))
     return {
         key: replace(changes[key].between, point=point, point_freedom=freedom, origin=Origin.COMPARISON) for key in keys
     }
@@ -400,6 +403,7 @@ def _with_links(changes: Mapping[Key, PointPair], rows: _Rows, found: Mapping[Ke
     spread = _scale([*links.values()]) ** 2
     expected = trials + 2 * (fmean(changes[key].between.sigma ** 2 for key in keys) + point)
     more = math.sqrt((spread - trials) / 2 - point) if spread > _MORE**2 * expected else 0.0
+    more = min(MOST_BETWEEN, more)
     of_all = Variation(own=more, own_freedom=(len(links) - 1) / 2, origin=Origin.COMPARISON)
     most = dict.fromkeys(links, 0.0)
     for link in links if more else ():
