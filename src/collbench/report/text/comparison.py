@@ -378,10 +378,11 @@ def _ratio(ratio: float, interval: tuple[float, float] | None) -> tuple[str, str
 def _counts(comparison: Comparison) -> Iterator[str]:
     counts = ", ".join(f"{comparison.count(verdict)} {verdict.value}" for verdict in Verdict)
     unlike = " (none of these is shown)" if comparison.count(Verdict.UNDECIDED) else ""  # UNDECIDED is the last
-    yield f"points    {len(comparison.changes)} data points in both: {counts}{unlike}"
+    yield f"points    {amount(len(comparison.changes), 'data point')} in both: {counts}{unlike}"
     few = sum(change.interval is None for change in comparison.changes)
     if few:
-        yield f"few       {few} data points have fewer than three trials in a run, too few to estimate noise: undecided"
+        points = f"{amount(few, 'data point')} {verb(few, 'has', 'have')}"
+        yield f"few       {points} fewer than three trials in a run, too few to estimate noise: undecided"
     for side, run, keys in (
         ("base", comparison.base, comparison.only_base),
         ("new", comparison.new, comparison.only_new),
@@ -389,4 +390,5 @@ def _counts(comparison: Comparison) -> Iterator[str]:
         if keys:
             works = ", ".join(sorted({key.work for key in keys}))
             sizes = size_span([key.size_bytes for key in keys])
-            yield f"missing   {len(keys)} data points only in the {side} run ({run.started}): {works}; {sizes}"
+            points = amount(len(keys), "data point")
+            yield f"missing   {points} only in the {side} run ({run.started}): {works}; {sizes}"
