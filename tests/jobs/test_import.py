@@ -86,6 +86,15 @@ def test_traces_of_different_jobs_are_doubted_and_those_of_one_are_not(program: 
     assert program("import", *files, str(TRACES / "ddp-1.kineto.json.gz")).line.startswith("imported 18 calls")
 
 
+def test_two_files_of_one_rank_are_both_named(program: Program, tmp_path: Path) -> None:
+    first, copy = TRACES / "ddp-0.kineto.json.gz", tmp_path / "a.gz"
+    copy.write_bytes(first.read_bytes())
+    for second in (copy, first):
+        refused = program("import", "-o", str(tmp_path / "job.json"), str(first), str(second))
+        said = f"{first} and {second} are both of rank 0: name the files of different ranks"
+        assert (refused.status, refused.line) == (2, said)
+
+
 def test_a_file_of_another_kind_is_one_line(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text('{"schema": 1}', encoding="utf-8")

@@ -70,7 +70,14 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
 def _numbered(traces: Sequence[Trace]) -> list[int]:
     """Return each trace's rank of the job. Raises UsageError if it is unclear."""
     numbers = [trace.rank for trace in traces]
-    if None in numbers or len(set(numbers)) < len(numbers):
+    files: dict[int, str] = {}
+    for trace in traces:
+        if trace.rank in files:
+            same = " and ".join(one_line(file) for file in (files[trace.rank], trace.file))
+            raise UsageError(f"{same} are both of rank {trace.rank}: name the files of different ranks")
+        if trace.rank is not None:
+            files[trace.rank] = trace.file
+    if None in numbers:
         if any(number is not None for number in numbers) and len(traces) > 1:
             raise UsageError("unknown ranks of the files: name the files by rank: trace-0.json, trace-1.json, …")
         return list(range(len(traces)))

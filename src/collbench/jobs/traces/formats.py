@@ -48,11 +48,13 @@ def read(paths: Sequence[Path]) -> list[Trace]:
     for path in paths:
         try:
             with untrusted.opened(path, content.MOST_BYTES) as stream:
-                traces.append(parse(stream, path.name, os.fstat(stream.fileno()).st_size or content.MOST_BYTES))
+                trace = parse(stream, path.name, os.fstat(stream.fileno()).st_size or content.MOST_BYTES)
         except OSError as error:
             raise RunFileError(f"cannot read trace {one_line(str(path))}: {untrusted.unread(path, error)}") from error
         except Unreadable as error:
             raise RunFileError(f"trace {one_line(str(path))}: {error}") from error
+        trace.file = str(path)
+        traces.append(trace)
     return traces
 
 

@@ -51,6 +51,7 @@ class Trace:
     world_size: int = 0
     nccl: str = ""
     host: str = ""
+    file: str = ""
     origin: float = 0.0  # UTC, µs: a float of the whole moment would be exact to a quarter of one
     gpu: Timeline | None = None  # µs from the origin
     rows: int = 0  # of the file, of any kind
