@@ -82,8 +82,9 @@ def test_a_size_beyond_the_measured_ones_is_said_and_one_far_beyond_refused() ->
     price = found.price(AR, 4 * MIB, (0, 1))
     assert price.assumed == "sizes beyond 64K to 1M: by latency and bandwidth"
     assert price.seconds == pytest.approx(5e-6 + 4 * MIB / 100e9, rel=0.05)
-    for size in (16 * MIB, 2**10):
-        with pytest.raises(NoEvidence, match="is too far from the measured sizes, 64K to 1M"):
+    for size, needed in ((16 * MIB, "64K:16M"), (2**10, "1K:1M"), (24, "24:1M")):
+        said = f"is too far from the measured sizes, 64K to 1M: measure with --sizes {needed}$"
+        with pytest.raises(NoEvidence, match=said):
             found.price(AR, size, (0, 1))
 
 

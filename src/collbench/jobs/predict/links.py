@@ -86,9 +86,11 @@ class Links:
         size = size_bytes * operation.busbw_factor(len(key)) / other.busbw_factor(len(key))
         least, most = curve.sizes[0], curve.sizes[-1]
         if not least / _BEYOND <= size <= most * _BEYOND:
+            ends = min(size_bytes, least), max(size_bytes, most)
+            needed = ":".join(format_size(end).removesuffix(" B") for end in ends)
             raise NoEvidence(
                 f"a message of {format_size(size_bytes)} is too far from the measured sizes, "
-                f"{size_span((least, most))}: measure with --sizes up to {format_size(size_bytes)}"
+                f"{size_span((least, most))}: measure with --sizes {needed}"
             )
         instead = "" if other is operation else f"as {other.collective.title} of as many bus bytes"
         beyond = "" if least <= size <= most else f"sizes beyond {size_span((least, most))}: by latency and bandwidth"
