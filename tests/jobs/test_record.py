@@ -131,6 +131,9 @@ def test_another_nvtx_tool_is_named_only_if_ranges_are_wanted(tmp_path: Path) ->
     assert record(tmp_path, *args, NVTX_INJECTION64_PATH="/opt/nsys.so").returncode == 0
     nameless = record(tmp_path, "--step-range", " ", *args)
     assert (nameless.returncode, nameless.stderr.count("\n")) == (2, 1)
+    both = record(tmp_path, "--step-range", "step", "--calls-per-step", "3", *args)
+    assert both.returncode == 2
+    assert both.stderr == "collbench: --step-range and --calls-per-step both say what a step is: use only one\n"
 
 
 def test_a_killed_rank_is_reported_and_kept(tmp_path: Path) -> None:

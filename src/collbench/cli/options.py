@@ -177,6 +177,7 @@ _EXCLUSIVE = (
     ("file", ("fresh",), "{} reads a saved run, and {} ignores saved runs"),
     ("verify", ("topology", "any_machine"), f"{{}} measures this machine, --topology and --any-machine {_ANOTHER}"),
     ("module", ("no_python", "run_path"), "{} starts a Python module, {} a file"),
+    ("step_range", ("calls_per_step",), "{} and {} both say what a step is"),
     ("repeats", ("precision", "budget"), "{} says how often to train, {} when to stop"),
     ("without", ("against",), "{} changes what NCCL may use, {} changes the devices"),
 )

@@ -48,6 +48,7 @@ def _range_name(text: str) -> str:
 
 
 @click.command(
+    cls=options.CheckedCommand,
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS] --",
 )
