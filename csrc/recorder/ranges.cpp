@@ -60,15 +60,15 @@ bool is_step(const Attributes* range) {
 
 // Opened for each mark, once a step: so a forked child, whose number is another, writes a file of its own.
 void mark() {
-  static const uint64_t loaded = nanoseconds(CLOCK_MONOTONIC);
+  static const uint64_t first = nanoseconds(CLOCK_MONOTONIC);
   const uint64_t begins = nanoseconds(CLOCK_MONOTONIC);
   const char* folder = getenv("COLLBENCH_RECORD_FOLDER");
   char host[256] = "host", path[4096];
   gethostname(host, sizeof host - 1);
   const int length = snprintf(path, sizeof path, "%s/%s-%d-%llx.marks", folder ? folder : "", host, getpid(),
-                              static_cast<unsigned long long>(loaded));
+                              static_cast<unsigned long long>(first));
   if (!folder || !*folder || length >= static_cast<int>(sizeof path)) return;
-  const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (file < 0) return;
   const ssize_t written = write(file, &begins, sizeof begins);
   static_cast<void>(written);  // a mark that cannot be written is left out

@@ -237,7 +237,7 @@ def test_bad_input_is_one_line_before_anything_is_started(
     [
         ("already without", {"NCCL_P2P_DISABLE": "1"}, "NCCL_P2P_DISABLE=1 is set already"),
         ("Kubeflow's nodes", {"PET_NNODES": "4"}, "PET_NNODES names several"),
-        ("by torchrun", RANK_0, "run it without torchrun"),
+        ("by torchrun", RANK_0, "run 'collbench ablate' without a launcher"),
     ],
 )
 def test_an_environment_that_does_not_fit_is_one_line(

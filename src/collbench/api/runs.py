@@ -81,7 +81,7 @@ def runs(limit: int | None = None, *, notices: Notices = SILENT) -> tuple[SavedR
 
 
 def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
-    from collbench.judge.outcome import outcome  # late: numpy
+    from collbench.judge.outcome import outcome  # late: most commands read no saved runs
 
     refused = False
     for number, path in enumerate(files, 1):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Run the program; return its exit status: 0 done, 1 failed, 2 bad input, 4 wrong data, 128 + a signal."""
+    """Run the program; return its exit status: that of `ExitStatus`, or 128 + a signal."""
     try:
         # Late: loading the commands takes a moment in which Ctrl-C must not print a traceback either.
         from collbench.cli.program import run

@@ -303,7 +303,7 @@ def from_changes(changes: Mapping[Key, PointPair]) -> dict[Key, Variation]:
     """Return how much points vary from run to run, as two runs show it.
 
     Points change as all links of their kind do, as their link does in all works, and by themselves. What is clearly
-    more than trials and default explain counts. Fewer links than `FEWEST_LINKS` show nothing.
+    more than trials and default explain counts. Fewer links than `FEWEST_LINKS` show only how data points vary.
     """
     found = {key: one.between for key, one in changes.items()}
     sizes: dict[tuple[int, int], list[Key]] = defaultdict(list)
@@ -422,7 +422,8 @@ def _with_links(changes: Mapping[Key, PointPair], rows: _Rows, found: Mapping[Ke
 def _scale(values: Sequence[float]) -> float:
     """Return the standard deviation of normal values by Q_n, half of which may be wild.
 
-    Source: Rousseeuw & Croux, JASA 88 (1993), section 3; the factor for few values from their program.
+    Source: Rousseeuw & Croux, JASA 88 (1993), section 3. The factor for few values is their program's for ten or more,
+    within 3% of its table for six to nine.
     """
     count = len(values)
     half = count // 2 + 1

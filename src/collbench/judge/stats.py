@@ -19,7 +19,7 @@ from collbench.model.units import DELTA, algbw
 
 # Statistics of raw times: medians, intervals that rest on trials, and one summary of a measured data point.
 #
-# All bandwidths that collbench prints, ranks or compares are computed here, from seconds, by `summarize`.
+# All bandwidths that collbench prints, ranks or compares are computed here, from seconds.
 
 # Two trials do not predict a third.
 FEWEST_TRIALS = 3

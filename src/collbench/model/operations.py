@@ -115,8 +115,7 @@ _AT_ROOT = Traffic(_roots_blocks, lambda n: (n - 1) / n, in_switch=False, neighb
 class Operation(StrEnum):
     """What is timed. A copy names the engine that moves bytes and the side that issues it; a collective has its row.
 
-    To add a collective, add a row, and its calls in csrc/collective_layout.hpp (enum Collective) and
-    measurement/backends/torch_collectives.py.
+    To add a collective, add a row; CONTRIBUTING.md lists what makes its calls.
     """
 
     row: Collective | None

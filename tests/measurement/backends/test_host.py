@@ -92,7 +92,7 @@ def test_a_native_failure_becomes_one_line(
 
 def test_a_core_that_does_not_exist_is_named() -> None:
     devices = (*numa.devices()[:1], Device(index=1023, uuid="CPU-x", name="absent"))
-    with pytest.raises(BackendError, match="core 1023"):
+    with pytest.raises(BackendError, match="CPU1023"):
         HostBackend(devices).time(step(8))
 
 

@@ -294,7 +294,7 @@ def _crossed(kind: int, reading: Reading) -> _Crossed:
 
 
 def with_host_memory(facts: Facts) -> Iterator[list[Reading]]:
-    """Yield the copies between GPUs and host memory, by operation: of each GPU those with the nearest memory."""
+    """Yield the copies between GPUs and host memory, by operation: of each GPU the fastest, with the nearest memory."""
     best: dict[Operation, dict[int, Reading]] = defaultdict(dict)
     for gpu in range(len(facts.run.devices)):
         for reading in sorted(facts.readings.host(gpu), key=lambda reading: reading.middle):

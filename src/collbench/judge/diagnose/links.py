@@ -253,7 +253,7 @@ def _below(facts: Facts, gaps: Sequence[Gap], normal: float) -> str:
 
 
 def _by_label(facts: Facts, work: Work, excluded: ExcludedLinks) -> dict[str, list[Reading]]:
-    """Return a work's readings on pairs, by label; of NVLinks and PCIe paths alike, limits of other slots apart."""
+    """Return a work's readings on pairs, by label."""
     groups: dict[str, list[Reading]] = defaultdict(list)
     for members, reading in facts.readings.of(work).items():
         if len(members) == 2 and excluded.comparable(reading):
@@ -263,7 +263,7 @@ def _by_label(facts: Facts, work: Work, excluded: ExcludedLinks) -> dict[str, li
 
 @dataclass(frozen=True, slots=True)
 class _Peers:
-    """Readings of one work, label and limit, at least two, and what stands for those that are well.
+    """Readings of one `likeness`, at least two, and what stands for those that are well.
 
     These are the best one and what ties with it (`tied`). `typical` is their upper quartile, less what noise lifts it
     by, because a slow GPU makes half of the links of four GPUs slow; `error` is the error of one. `deviations` are

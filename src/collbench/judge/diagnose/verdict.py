@@ -16,7 +16,7 @@ Interval = tuple[float, float, float]
 
 
 class Kind(StrEnum):
-    """The kinds of method/verdicts.md. LABELS_DIFFER is a disagreement between reported labels that is no fault."""
+    """The kinds of docs/check.md. LABELS_DIFFER is a disagreement between reported labels that is no fault."""
 
     DATA_CORRUPT = "DATA_CORRUPT"
     HANG = "HANG"

@@ -76,7 +76,7 @@ def page(comparison: Comparison, names: tuple[str, str]) -> Page:
 
 
 def body(comparison: Comparison, names: tuple[str, str]) -> Page:
-    """Yield the page without its alarms."""
+    """Yield the page without its alarms and verdict."""
     lines = list(head(comparison, names))
     yield from whole("header", Lines("\n".join(lines)))
     yield from short(Lines("\n".join(lines[:_FEW_LINES])))
