@@ -94,6 +94,12 @@ def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:
         (lambda d: d.update(faults=[{"kind": "slow-link", "devices": [1]}]), r"faults\[0\].devices is \[1\]"),
         (lambda d: d.update(faults=[{"kind": "slow-gpu", "devices": [9]}]), r"faults\[0\].devices names \[9\]"),
         (lambda d: d.update(faults=[{"kind": "slow-gpu", "factor": 0}]), r"faults\[0\].factor is 0"),
+        (
+            lambda d: d.update(faults=[{"kind": "slow-link", "devices": [0, 1]}]),
+            r"faults\[0\].factor is 1.0: give what",
+        ),
+        (lambda d: d.update(faults=[{"kind": "slow-gpu", "factor": 1.5}]), r"faults\[0\].factor is 1.5: give what"),
+        (lambda d: d.update(faults=[{"kind": "mistimed", "factor": 0.5}]), r"faults\[0\].factor is 0.5: give by how"),
         (lambda d: d.update(faults=[{"kind": "bottleneck"}]), r"faults\[0\].gbs is 0"),
         (lambda d: d.update(faults=[{"kind": "p2p-disabled", "words": "HOME=/"}]), "not an NCCL variable"),
         (lambda d: d.update(labels=[{"gpus": [0, 1], "label": "NVX"}]), r"labels\[0\].label is 'NVX'"),

@@ -251,6 +251,7 @@ _ON_A_LINK = (
     FaultKind.HANGING_LINK,
     FaultKind.P2P_SLOW,
 )
+_LEAVES_A_SHARE = (FaultKind.SLOW_LINK, FaultKind.SLOW_GPU, FaultKind.SLOW_COLLECTIVES)
 # From a broken link's rate to any future one: values beyond are typing errors, and might overflow.
 _MIN_GBS, _MAX_VALUE = 1e-6, 1e15
 _PCI_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
@@ -354,8 +355,6 @@ def _check_fault(fault: Fault, count: int, where: str) -> None:
         raise ValueError(f"{where}.devices is {list(fault.devices)}: a {fault.kind} lies between two GPUs")
     if fault.kind is FaultKind.FOREIGN_LOAD and not 1 <= len(fault.devices) <= 2:
         raise ValueError(f"{where}.devices is {list(fault.devices)}: a foreign load is on one GPU or on a link")
-    if fault.factor < _MIN_GBS:
-        raise ValueError(f"{where}.factor is {fault.factor}: nothing moves at that rate; use hanging-link for a hang")
     if fault.kind is FaultKind.P2P_DISABLED and fault.words and not _VARIABLE.fullmatch(fault.words):
         raise ValueError(f"{where}.words is '{fault.words}', not an NCCL variable as NAME=VALUE")
     if not fault.words.isprintable():
@@ -366,6 +365,17 @@ def _check_fault(fault: Fault, count: int, where: str) -> None:
         raise ValueError(f"{where}.gbs is {fault.gbs}: give the GB/s of the bottleneck")
     if fault.devices:
         _check_gpus(fault.devices, count, f"{where}.devices", fewest=1)
+    _check_factor(fault, where)
+
+
+def _check_factor(fault: Fault, where: str) -> None:
+    """Raise ValueError for a factor with which a fault would do nothing, or all would stand still."""
+    if fault.factor < _MIN_GBS:
+        raise ValueError(f"{where}.factor is {fault.factor}: nothing moves at that rate; use hanging-link for a hang")
+    if fault.kind in _LEAVES_A_SHARE and fault.factor >= 1:
+        raise ValueError(f"{where}.factor is {fault.factor}: give what a {fault.kind} leaves of the rate, below 1")
+    if fault.kind is FaultKind.MISTIMED and fault.factor <= 1:
+        raise ValueError(f"{where}.factor is {fault.factor}: give by how much rates grow, above 1")
 
 
 def _check_labels(fabric: Fabric) -> None:
