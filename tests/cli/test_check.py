@@ -55,17 +55,25 @@ def test_a_slow_link_is_measured_isolated_before_it_is_reported(program: Program
 
 def test_the_page_says_what_p2p_does_and_what_is_worse_comes_first(program: Program) -> None:
     _, page, _ = simulated(program, None)
-    assert "p2p       P2P works on all 56 simulated links. Nothing was copied (sim).\n" in page
+    assert "p2p       P2P works on all 56 simulated links (sim).\n" in page
     assert "cause" not in page
     status, page, _ = simulated(program, Fault(FaultKind.P2P_DISABLED), "--force")
     assert status == 3
-    assert "p2p       P2P works on all 56 simulated links; NCCL uses it on none. Nothing was copied (sim).\n" in page
+    assert "p2p       P2P works on all 56 simulated links; NCCL uses it on none (sim).\n" in page
     assert "fix       unset NCCL_P2P_DISABLE\n" in page
     status, page, _ = simulated(program, Fault(FaultKind.HANGING_LINK, (0, 1), one_way=True), "--force")
     assert status == 4
-    assert "p2p       P2P is broken on 1 of 56 links: GPU0→GPU1 hangs. Nothing was copied (sim).\n" in page
+    assert "p2p       P2P is broken on 1 of 56 links: GPU0→GPU1 hangs (sim).\n" in page
     answer = json.loads(program("check", "run.json", "--json").out)
     assert answer["p2p"] is None, "a saved run has no such map"
+
+
+def test_a_slot_without_its_lanes_is_named_though_copies_through_the_host_are_slower_still(program: Program) -> None:
+    machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.PCIE_DEGRADED, (1,), width=1))
+    mapped = program("check", "--map-p2p", *machine, "--seed", "3")
+    assert mapped.status == 3
+    assert "P2P works, but is slow on 6 of 12 links: PCIe lanes are missing: GPU1 x1 of x16 (sim).\n" in mapped.out
+    assert "\nfix       reseat the card and its riser" in mapped.out
 
 
 def test_verdicts_are_printed_where_p2p_cannot_be_examined(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,9 +62,10 @@ def test_each_kind_of_skip_has_a_reason(kind: SkipKind) -> None:
     [
         (
             WrongData(SUM, 2**20, (2, 0), 3, 17, 1.0, 2.5),
-            "wrong data: allreduce of 1M, GPU2 among GPU0, GPU2: 3 wrong, the first at byte 17: expected 1, found 2.5.",
+            "wrong data: allreduce of 1M, GPU2 among GPU0, GPU2: 3 wrong elements, the first at byte 17: "
+            "expected 1, found 2.5.",
         ),
-        (WrongData(Work(Operation.CE_WRITE), 64, (3, 1), 1, 0), "ce-write of 64 B, link GPU3 → GPU1: 1 wrong, "),
+        (WrongData(Work(Operation.CE_WRITE), 64, (3, 1), 1, 0), "ce-write of 64 B, link GPU3 → GPU1: 1 wrong byte, "),
         (
             WrongData(Work(Operation.H2D_CE, Variant.HOST), 8, (2,), None, 4),
             "wrong data: h2d-ce host of 8 B, link between GPU2 and host memory: the first at byte 4. ",

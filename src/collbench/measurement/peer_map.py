@@ -296,7 +296,7 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Kn
     facts = Facts(
         SIM.name,
         Host(),
-        Driver(gpus=tuple(map(Gpu, devices)), virtualization=fabric.virtualization),
+        Driver(gpus=tuple(map(Gpu, devices, whole.health())), virtualization=fabric.virtualization),
         environment=variables,
     )
     peer_map = PeerMap(

@@ -98,7 +98,7 @@ class WrongData:
     work: Work
     size_bytes: Ordinal
     members: tuple[int, ...]  # positions in the order of the transfer; a collective's rank that found it comes first
-    count: Ordinal | None = None  # of wrong elements
+    count: Ordinal | None = None  # of wrong elements, of a copy bytes
     offset: Count | None = None  # of the first of them, in bytes
     expected: float | None = None  # there
     found: float | None = None  # None beside an expected value: NaN or an infinity, which JSON lacks

@@ -110,7 +110,8 @@ def wrong_data(wrong: WrongData, devices: Sequence[Device]) -> str:
         where = f"memory of {first}"
     else:
         where = f"link {first} → {others}"
-    details = [] if wrong.count is None else [f"{wrong.count} wrong"]
+    part = "byte" if wrong.work.operation.is_copy else "element"
+    details = [] if wrong.count is None else [amount(wrong.count, f"wrong {part}")]
     details += [] if wrong.offset is None else [f"the first at byte {wrong.offset}"]
     values = ""
     if wrong.expected is not None:

@@ -212,6 +212,13 @@ def test_nvlinks_do_not_pass_bridges_nor_bar1() -> None:
     assert len(list(workarounds(BROKEN.map))) == 2
 
 
+def test_slow_links_without_a_cause_have_a_remedy_to_compare() -> None:
+    assert SLOW.names() == {}
+    (remedy,) = workarounds(SLOW.map)
+    assert remedy.startswith("NCCL_P2P_DISABLE=1 ")
+    assert "compare" in remedy
+
+
 @pytest.mark.parametrize(
     ("generation", "named"),
     [

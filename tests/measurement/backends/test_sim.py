@@ -104,12 +104,16 @@ def test_what_it_can_run(title: str, work: Work, members: tuple[int, ...], expec
 def test_a_corrupt_link_raises_with_its_offset_and_its_neighbours_do_not() -> None:
     fault = Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True, offset=4711)
     backend = SimBackend(faulty(complete(3), fault), seed=1)
-    for operation in (Operation.CE_WRITE, Operation.ALLREDUCE):
+    for operation, size, offset in (
+        (Operation.CE_WRITE, GIB, 4711),
+        (Operation.ALLREDUCE, GIB, 4711),
+        (Operation.CE_WRITE, 4096, 615),  # within the message
+    ):
         with pytest.raises(DataCorruption) as caught:
-            backend.time(step(operation, (0, 1)))
+            backend.time(step(operation, (0, 1), size=size))
         wrong = caught.value.wrong
         assert wrong is not None
-        assert (wrong.work.operation, wrong.members, wrong.offset) == (operation, (0, 1), 4711)
+        assert (wrong.work.operation, wrong.members, wrong.offset) == (operation, (0, 1), offset)
     for healthy in ((1, 0), (0, 2)):
         backend.time(step(Operation.CE_WRITE, healthy))
     backend.time(step(Operation.CE_WRITE, (0, 1), variant=Variant.STAGED))

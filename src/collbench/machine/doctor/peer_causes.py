@@ -411,7 +411,9 @@ def held_back(peer_map: PeerMap, every: Sequence[PeerCause]) -> tuple[PeerCause,
 
 
 def workarounds(peer_map: PeerMap) -> Iterator[str]:
-    """Yield what lets jobs run meanwhile; nothing if no link is broken."""
+    """Yield what lets jobs run meanwhile; nothing if no link is broken or slower than the host's memory."""
     if any(link.state.is_broken for link in peer_map.links):
         yield "NCCL_P2P_DISABLE=1 for jobs with NCCL (slower: all data goes through host memory)"
         yield "vLLM, SGLang: --disable-custom-all-reduce as well, because their own kernels use P2P without NCCL"
+    elif any(link.state is PeerState.SLOW for link in peer_map.links):
+        yield "NCCL_P2P_DISABLE=1 for jobs with NCCL on slow links, and compare: all data then goes through host memory"

@@ -338,7 +338,7 @@ class SimBackend(Backend):
                     seconds=_GIVEN_UP_S,
                 )
             )
-        return DataCorruption(wrong=WrongData(step.work, step.size_bytes, members, 1, fault.offset))
+        return DataCorruption(wrong=WrongData(step.work, step.size_bytes, members, 1, fault.offset % step.size_bytes))
 
 
 # Simulated workers: the place of torch's takes a load that knows, from a fabric, what it would take.

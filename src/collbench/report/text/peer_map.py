@@ -142,10 +142,10 @@ def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
 def answer(peer_map: PeerMap, every: Sequence[PeerCause] = ()) -> str:
     """Return one sentence: does P2P work here? Causes tell where it works, and is slow all the same.
 
-    Of a simulated machine it says so, and that nothing was copied.
+    Of a simulated machine it says so.
     """
     said = _answer(peer_map, every)
-    return f"{said} Nothing was copied (sim)." if peer_map.fabric else said
+    return f"{said.removesuffix('.')} (sim)." if peer_map.fabric else said
 
 
 def _answer(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
