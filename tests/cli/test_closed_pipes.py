@@ -1,4 +1,4 @@
-"""A closed reader (`| head -1`) does not change a command's exit status: the pipes here have no reader."""
+"""Neither a closed reader (`| head -1`: pipes here have none) nor a full disk hides a command's exit status."""
 
 from __future__ import annotations
 
@@ -112,3 +112,26 @@ def test_a_process_with_closed_streams_measures_saves_and_exits_normally(
     assert "Traceback" not in done.stderr
     assert ("FAILED: GPU2-GPU3" in done.stderr) is bool(status)
     assert run_file.load(Path("new.json")).complete
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    ("args", "status"),
+    [
+        (("check", "bad.json"), 4),
+        (("check", "slow.json", "--json"), 3),
+        (("check", "good.json"), 1),
+        (("compare", "good.json", "slow.json"), 3),
+        (("show", "bad.json", "--ranking"), 4),
+        (("reference", "8 x H100", "allreduce", "--size", "1G", "--busbw", "20"), 3),
+        (("pairs", *SIM, "hangs.machine", "--quick"), 4),
+    ],
+)
+@pytest.mark.usefixtures("files")
+def test_a_full_disk_hides_no_higher_status(tmp_path: Path, args: tuple[str, ...], status: int) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            collbench(*args), cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == status
+    assert "collbench: cannot write the output: No space left on device: " in done.stderr

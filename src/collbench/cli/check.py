@@ -19,7 +19,7 @@ from collbench.api.measuring import OpenSession
 from collbench.cli import options
 from collbench.cli.measuring import SILENTLY, MeasuringCommand, measured, measuring_options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leave, say, show_answer, show_page
+from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_answer, show_page
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
@@ -116,8 +116,8 @@ def _map_peers(values: Mapping[str, Any]) -> None:
         raise MachineError(f"no GPU to examine: {reason}; --backend sim simulates some")
     peer_map, causes = examine(values["devices"], backend, values["fabric"], values["nccl"], values["seed"])
     status = report.status(peer_map, causes)
-    show_answer(report.page(peer_map, causes), lambda: report.dumps(peer_map, causes, status))
-    leave(status)
+    with leaving(status):
+        show_answer(report.page(peer_map, causes), lambda: report.dumps(peer_map, causes, status))
 
 
 def _measured(values: Mapping[str, Any]) -> Run:
@@ -198,17 +198,17 @@ def _show(run: Run, lacking: str, examined: Examined | None) -> None:
     judged = max(verdicts.status(run, all_verdicts), ExitStatus.FAILED if lacking else ExitStatus.DONE)
     of_peers = peer_map.status(*examined) if examined else ExitStatus.DONE
     status = max(judged, of_peers)
-    if is_json():
-        peers = peer_map.as_json(*examined, of_peers) if examined else None
-        echo(verdicts.dumps(run, all_verdicts, status, lacking, peers), end="")
-    else:
-        mapped = [*peer_map.part(*examined)] if examined else []
-        first, further = ([*mapped, Text()], []) if of_peers > judged else ([], mapped)
-        show_page([*first, *verdicts.page(run, all_verdicts, lacking, further)])
-    if lacking:
-        sys.stdout.flush()  # a full disk is reported first
-        _say_apart(lacking)
-    leave(status)
+    with leaving(status):
+        if is_json():
+            peers = peer_map.as_json(*examined, of_peers) if examined else None
+            echo(verdicts.dumps(run, all_verdicts, status, lacking, peers), end="")
+        else:
+            mapped = [*peer_map.part(*examined)] if examined else []
+            first, further = ([*mapped, Text()], []) if of_peers > judged else ([], mapped)
+            show_page([*first, *verdicts.page(run, all_verdicts, lacking, further)])
+        if lacking:
+            sys.stdout.flush()  # a full disk is reported first
+            _say_apart(lacking)
 
 
 def _say_apart(line: str) -> None:

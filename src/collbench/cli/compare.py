@@ -13,7 +13,7 @@ import click
 from collbench.api.runs import NamedRun, load_named
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import echo, echo_sentence, is_json, json_option, leave, show_answer, verbose_option
+from collbench.cli.terminal import echo, echo_sentence, is_json, json_option, leaving, show_answer, verbose_option
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation
@@ -75,9 +75,9 @@ def compare(
     _check_count(run_files, history, reference=reference)
     runs, earlier = load_named(run_files), load_named(history)
     if reference:
-        leave(_reference(runs[0][1], operation))
+        _reference(runs[0][1], operation)
     else:
-        leave(_changes(runs, earlier, fail_below, operation))
+        _changes(runs, earlier, fail_below, operation)
 
 
 def _check_count(paths: Sequence[Path], history: Sequence[Path], *, reference: bool) -> None:
@@ -99,8 +99,8 @@ def _check_count(paths: Sequence[Path], history: Sequence[Path], *, reference: b
             raise UsageError(f"{path} and {first} are the same file: name each run once")
 
 
-def _changes(runs: Sequence[NamedRun], history: Sequence[NamedRun], limit: float, wanted: Operation | None) -> int:
-    """Print what changed from the first run to the second; return the status."""
+def _changes(runs: Sequence[NamedRun], history: Sequence[NamedRun], limit: float, wanted: Operation | None) -> None:
+    """Print what changed from the first run to the second; leave with the status."""
     # Late: numpy takes as long to load as the rest of the program.
     from collbench.judge.compare import check_history
     from collbench.judge.compare import compare as compared
@@ -112,8 +112,8 @@ def _changes(runs: Sequence[NamedRun], history: Sequence[NamedRun], limit: float
     found = compared(base, new, limit, wanted, [run for _, run in history])
     if not found.changes:
         _nothing(runs, wanted)
-    show_answer(comparison.page(found, (base_name, new_name)), lambda: comparison.as_json(found))
-    return found.status
+    with leaving(found.status):
+        show_answer(comparison.page(found, (base_name, new_name)), lambda: comparison.as_json(found))
 
 
 def _nothing(runs: Sequence[NamedRun], wanted: Operation | None) -> None:
@@ -132,13 +132,13 @@ def _nothing(runs: Sequence[NamedRun], wanted: Operation | None) -> None:
     )
 
 
-def _reference(run: Run, wanted: Operation | None) -> int:
+def _reference(run: Run, wanted: Operation | None) -> None:
     from collbench.judge.references import judge, load
     from collbench.report.text import reference
 
     answers = judge(run, load(), wanted)
-    show_answer(reference.page(answers), lambda: reference.dumps(answers, answers.status))
-    return answers.status
+    with leaving(answers.status):
+        show_answer(reference.page(answers), lambda: reference.dumps(answers, answers.status))
 
 
 # Which published figures there are, and whether one number is normal.
@@ -195,7 +195,7 @@ def reference(
         what = f"'{machine}'" if operation is None else f"{operation} on '{machine}'"
         raise UsageError(f"there is no published figure for {what}: 'collbench reference' lists all machines")
     if size is not None:
-        leave(_answer(kinds, f"{operation} at {format_size(size)} on '{machine}'", size, busbw))
+        _answer(kinds, f"{operation} at {format_size(size)} on '{machine}'", size, busbw)
     else:
         show_answer(page.coverage(kinds), lambda: page.coverage_json(kinds))
 
@@ -210,8 +210,8 @@ def _kinds(kinds: Sequence[tuple[Figure, ...]], machine: str, operation: Operati
     return [kind for kind in found if count in (None, kind[0].ranks) and operation in (None, kind[0].operation)]
 
 
-def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: float | None) -> ExitStatus:
-    """Print what is normal at a size, a line for each kind of machine, and return the exit status.
+def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: float | None) -> None:
+    """Print what is normal at a size, a line for each kind of machine, and leave with the status.
 
     A minimum of an acceptance test is printed only where nothing was measured.
     """
@@ -221,8 +221,9 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
     found = [one for kind in kinds if (one := reference_at(kind, size))]
     found = [one for one in found if one.sources] or found
     if not found:
-        echo(f"{what}: {NOTHING}; 'collbench reference' lists what there is")
-        return ExitStatus.FAILED
+        with leaving(ExitStatus.FAILED):
+            echo(f"{what}: {NOTHING}; 'collbench reference' lists what there is")
+        return
     counts = sorted({one.figure.ranks for one in found})
     if busbw is not None and len(counts) > 1:
         listed = ", ".join(map(str, counts))
@@ -230,12 +231,11 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
             'what is normal depends on the number of GPUs, which comes first, as in "2 x H200": '
             f"there are figures of {listed}"
         )
-    for one in found:
-        echo_sentence(placed(one, busbw))
     standings = {place(one, busbw) for one in found} if busbw is not None else set()
-    if standings == {ReferenceVerdict.NOT_JUDGED}:
-        return ExitStatus.FAILED
     # Where figures of several machines fit the name, a rate is below or impossible if it is by all that judge it.
     judged = standings - {ReferenceVerdict.NOT_JUDGED}
     wrong = judged and judged <= {ReferenceVerdict.BELOW, ReferenceVerdict.IMPOSSIBLE}
-    return ExitStatus.CONTRADICTION if wrong else ExitStatus.DONE
+    status = ExitStatus.CONTRADICTION if wrong else ExitStatus.DONE
+    with leaving(ExitStatus.FAILED if standings == {ReferenceVerdict.NOT_JUDGED} else status):
+        for one in found:
+            echo_sentence(placed(one, busbw))

@@ -12,7 +12,7 @@ import click
 from collbench.api import inspecting
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, echo_sentence, is_json, json_option, leave, prose_width, show_answer
+from collbench.cli.terminal import NOTICES, echo, echo_sentence, is_json, json_option, leaving, prose_width, show_answer
 from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import UsageError
 from collbench.report.prose import NARROW
@@ -101,5 +101,5 @@ def doctor(backend: str, nccl: str | None) -> None:
         head = {"collbench": version("collbench"), "hostname": socket.gethostname(), "backend": backend}
         return report.dumps(findings, head, left)
 
-    show_answer(report.page(findings), as_json)
-    leave(left)
+    with leaving(left):
+        show_answer(report.page(findings), as_json)

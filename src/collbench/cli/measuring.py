@@ -18,8 +18,8 @@ from collbench.api import SILENT, Notices
 from collbench.api.measuring import OpenSession, RequestSession, request_of
 from collbench.cli import options
 from collbench.cli.options import NCCL_TESTS, TABLE, option
-from collbench.cli.program import launched
-from collbench.cli.terminal import NOTICES, echo, is_json, leave, say, show_page, verbose_option
+from collbench.cli.program import launched, unwritten
+from collbench.cli.terminal import NOTICES, echo, is_json, leaving, say, show_page, verbose_option
 from collbench.judge.outcome import outcome, timed_points
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
@@ -216,7 +216,8 @@ def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
                 raise session.failure from error
             if session.path is not None:
                 error.add_note(f"the run is saved: 'collbench show {session.path}' prints it")
-        raise
+        judged = [_judged(session.run)[0] for session in begun]
+        raise click.exceptions.Exit(max(unwritten(error), *judged)) from error
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted: {_saved(begun)}") from error
     except CollbenchError as error:
@@ -226,21 +227,26 @@ def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
 
 
 def leave_with(run: Run) -> None:
-    """End the command with the run's exit status, and repeat its reason at the end of the output.
+    """End the command with the run's exit status, and repeat its reason at the end of the output."""
+    from collbench.report.text.frame import headline  # late: numpy
+
+    status, contradicting = _judged(run)
+    with leaving(status):
+        if status is not ExitStatus.DONE:
+            say("; ".join(filter(None, (headline(run), contradicting))))
+
+
+def _judged(run: Run) -> tuple[ExitStatus, str]:
+    """Return the run's exit status, and the worst contradiction.
 
     A run of pairs that labels or tools contradict has the status of `check`.
     """
-    from collbench.report.text.frame import headline  # late: numpy
-
     contradicting = ""
     if run.settings.kind is CommandKind.PAIRS:
         from collbench.report.text.verdicts import contradiction  # late: the judge
 
         contradicting = contradiction(run)
-    status = max(outcome(run).status, ExitStatus.CONTRADICTION if contradicting else ExitStatus.DONE)
-    if status is not ExitStatus.DONE:
-        say("; ".join(filter(None, (headline(run), contradicting))))
-    leave(status)
+    return max(outcome(run).status, ExitStatus.CONTRADICTION if contradicting else ExitStatus.DONE), contradicting
 
 
 def _saved(sessions: Sequence[OpenSession]) -> str:

@@ -13,7 +13,7 @@ import click
 from collbench.api import runs as saved
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leave, say, show_answer, verbose_option
+from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_answer, verbose_option
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError
 from collbench.model.printable import one_line, printable
@@ -137,8 +137,8 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None) -> Non
             raise NotTrusted(f"{run_file} has nothing to rank: {headline(run)}", outcome(run).status)
         raise UsageError(f"{run_file} has nothing to rank{of}{at}: {_present(run)}")
     page = ranking.page(run, works, shlex.quote(str(run_file)))
-    show_answer(page, lambda: document("ranking", ranking.as_json(run, works), run.backend))
-    leave(max(outcome(run).status, ExitStatus.DONE if is_judged(works) else ExitStatus.FAILED))
+    with leaving(max(outcome(run).status, ExitStatus.DONE if is_judged(works) else ExitStatus.FAILED)):
+        show_answer(page, lambda: document("ranking", ranking.as_json(run, works), run.backend))
 
 
 def _present(run: Run) -> str:

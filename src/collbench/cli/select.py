@@ -29,7 +29,7 @@ from collbench.cli.terminal import (
     is_json,
     is_verbose,
     json_option,
-    leave,
+    leaving,
     prose_width,
     verbose_option,
 )
@@ -138,8 +138,8 @@ def select(*, layout: str, **values: Any) -> None:
     request = select_request(values)
     _check_layout(request, layout)
     selected = select_devices(request, NOTICES)
-    _print(selected.selection if layout in (_TEXT, _JSON) else _usable(selected, request, layout), layout)
-    leave(selected.status)
+    with leaving(selected.status):
+        _print(selected.selection if layout in (_TEXT, _JSON) else _usable(selected, request, layout), layout)
 
 
 def select_request(values: Mapping[str, Any]) -> SelectRequest:

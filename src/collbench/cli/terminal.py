@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from collbench.api import Notices
-from collbench.cli.program import lost, send_nowhere
+from collbench.cli.program import lost, send_nowhere, unwritten
 from collbench.model.printable import one_line, printable
 from collbench.report.prose import WIDE, filled
 
@@ -90,9 +90,14 @@ def prose_width() -> int:
     return max(_NARROWEST_PROSE, min(columns() or WIDE, WIDE))
 
 
-def leave(status: int) -> None:
-    """End the command with a status other than 0; a full disk is reported before that."""
-    sys.stdout.flush()
+@contextmanager
+def leaving(status: int) -> Iterator[None]:
+    """End the command with a status other than 0 after printing; a full disk is reported, and hides no higher one."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        raise click.exceptions.Exit(max(status, unwritten(error))) from error
     if status:
         raise click.exceptions.Exit(status)
 

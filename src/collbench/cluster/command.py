@@ -9,7 +9,7 @@ import click
 
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, json_option, leave, say, show_answer, verbose_option
+from collbench.cli.terminal import NOTICES, json_option, leaving, say, show_answer, verbose_option
 from collbench.cluster.api import DEFAULT_BUDGET, DEFAULT_SIZE, survey
 from collbench.model.units import parse_budget, parse_size
 from collbench.ranks.nonzero import serve_rank_0
@@ -63,9 +63,9 @@ def nodes(**values: Any) -> None:
     from collbench.cluster.page import as_plain, page  # late: numpy
 
     shown = (found.origin, found.judgement, found.choice, found.truth)
-    show_answer(page(*shown), lambda: json.dumps(as_plain(*shown), allow_nan=False) + "\n")
-    if found.failure is not None:
-        raise found.failure
-    if found.path is not None:
-        say(f"saved {found.path}")
-    leave(found.status)
+    with leaving(found.status):
+        show_answer(page(*shown), lambda: json.dumps(as_plain(*shown), allow_nan=False) + "\n")
+        if found.failure is not None:
+            raise found.failure
+        if found.path is not None:
+            say(f"saved {found.path}")

@@ -17,7 +17,7 @@ import click
 from collbench.api.runs import JOB, format_of, load_named, newest
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leave, say, show_page
+from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_page
 from collbench.jobs import job_file
 from collbench.jobs.job import Job, StepSource
 from collbench.jobs.predict.network import BYTES, MOST_LAYERS, STRATEGIES, Step, parse_parameters
@@ -324,14 +324,14 @@ def predict(
     except UsageError as error:
         raise error.reworded("; ".join([str(error), *interrupted])) from error
     lines = [line for name, run in named for line in contended(name, run)]
-    if is_json():
-        fields |= {"interrupted": interrupted, "contention": lines}
-        echo(json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False))
-    else:
-        source = [Text(f"From the newest saved run, {one_line(str(path))}:\n") for path in taken]
-        alarms = [block for _, run in runs for block in alarm(run)]
-        show_page([*source, *alarms, *(Text(line, style=ALARM) for line in (*interrupted, *lines)), *blocks])
-    leave(max(outcome(run).status for _, run in runs))
+    with leaving(max(outcome(run).status for _, run in runs)):
+        if is_json():
+            fields |= {"interrupted": interrupted, "contention": lines}
+            echo(json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False))
+        else:
+            source = [Text(f"From the newest saved run, {one_line(str(path))}:\n") for path in taken]
+            alarms = [block for _, run in runs for block in alarm(run)]
+            show_page([*source, *alarms, *(Text(line, style=ALARM) for line in (*interrupted, *lines)), *blocks])
 
 
 def _check_of_a_job() -> None:
