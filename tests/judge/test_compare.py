@@ -104,6 +104,21 @@ def test_when_two_points_are_one(
     assert (len(found.changes), len(found.only_base)) == ((1, 0) if one else (0, 1))
 
 
+def test_copies_from_each_gpu_to_all_others_are_of_one_set_of_devices() -> None:
+    """They are no links that could show how differently links change: a comparison of two such runs had an error."""
+    runs = []
+    for seed in (1, 2):
+        found = [
+            measured(Operation.CE_WRITE, (root, *(other for other in range(8) if other != root)), noisy(300, 0.002, at))
+            for root, at in zip(range(8), range(8 * seed, 8 * seed + 8), strict=True)
+        ]
+        for one in found:
+            one.point = replace(one.point, variant=Variant.ONE_TO_ALL)
+        runs.append(run_of(gpus(8), found))
+    compared = compare(runs[0], runs[1], FAIL)
+    assert (len(compared.changes), compared.regressions) == (8, ())
+
+
 def test_a_key_has_each_device_once() -> None:
     lanes = measured(Operation.CE_WRITE, (1, 2, 0), 300.0)
     lanes.point = replace(lanes.point, variant=Variant.ONE_TO_ALL)

@@ -328,11 +328,11 @@ def from_changes(changes: Mapping[Key, PointPair]) -> dict[Key, Variation]:
 
 
 def _rows(keys: Sequence[Key]) -> _Rows:
-    """Return the rows that have enough links."""
+    """Return the rows that have enough links; copies from each of eight GPUs to all others are of one set."""
     rows: dict[tuple[str, bool], list[Key]] = defaultdict(list)
     for key in keys:
         rows[key.work, key.members != tuple(sorted(key.members))].append(key)
-    return [row for row in rows.values() if len(row) >= FEWEST_LINKS]
+    return [row for row in rows.values() if len({frozenset(key.members) for key in row}) >= FEWEST_LINKS]
 
 
 def _of_links(values: Mapping[Key, float]) -> dict[frozenset[int], float]:
