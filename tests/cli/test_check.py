@@ -68,6 +68,14 @@ def test_the_page_says_what_p2p_does_and_what_is_worse_comes_first(program: Prog
     assert answer["p2p"] is None, "a saved run has no such map"
 
 
+def test_the_first_line_is_whole_in_a_pipe(program: Program) -> None:
+    machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.4))
+    first, second, *_ = program("check", *machine, "--seed", "3").out.splitlines()
+    assert len(first) > 100
+    assert first.endswith(" (sim)")
+    assert second.startswith("agree")
+
+
 def test_a_slot_without_its_lanes_is_named_though_copies_through_the_host_are_slower_still(program: Program) -> None:
     machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.PCIE_DEGRADED, (1,), width=1))
     mapped = program("check", "--map-p2p", *machine, "--seed", "3")

@@ -19,7 +19,7 @@ _WIDEST_NAME = 21  # a longer name (NCCL has some of 40 letters) gets its own li
 
 def page(findings: Sequence[Finding]) -> Page:
     """Yield the summary, then the findings by group, a line each with its fix below."""
-    yield prose(summary(findings))
+    yield Text(summary(findings))
     for group, grouped in groupby(findings, key=lambda finding: finding.group):
         lines = list(grouped)
         yield Text("")

@@ -73,13 +73,13 @@ def page(
         yield from alarm(run)  # else the conclusion says what failed
     below = reference.below(run)
     worst = faults[0].severity if faults else Severity.CONTRADICTION if below else Severity.INFO
-    concluded = prose(conclusion(run, covered, verdicts), "" if worst is Severity.INFO else _STYLES[worst])
+    concluded = Text(conclusion(run, covered, verdicts), "" if worst is Severity.INFO else _STYLES[worst])
     if faults or below:
         yield concluded
     elif not covered.any:
         yield not_judged_line(_NOTHING)
     if shortfall:
-        yield prose(f"FAILED: {shortfall}", ALARM)
+        yield Text(f"FAILED: {shortfall}", ALARM)
     judged = [*_judged(run, covered, verdicts)]
     if below or not faults:  # below a fault that no figure sees, nothing may read "normal"
         judged += reference.normal_line(run)
