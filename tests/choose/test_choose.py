@@ -150,6 +150,14 @@ def test_what_all_gpus_have_against_them_is_counted_where_busy_ones_are_allowed(
     assert choose(run, 2, allow_busy=True).members == (1, 3)
 
 
+def test_of_tied_pairs_one_is_chosen_whose_gpus_have_no_failed_link() -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    hung = next(one for one in run.measurements if one.point.members == (0, 2))
+    hung.samples, hung.failure = [], in_words("it hung", FailureKind.HANG)
+    chosen = choose(run, 2)
+    assert (chosen.members, chosen.decided_by) == ((1, 3), (TieBreak.FAILED_PAIRS,))
+
+
 def test_small_messages_break_a_tie_of_large_ones() -> None:
     points = [measured(Operation.ALLREDUCE, pair, 300.0) for pair in combinations(range(4), 2)]
     points += [

@@ -71,6 +71,7 @@ class TieBreak(StrEnum):
 
     IN_USE = "the fewest GPUs in use by others"
     SUSPECT = "the fewest GPUs with throttling or errors"
+    FAILED_PAIRS = "the fewest GPUs of a pair that failed"
     LATENCY = "the lower latency for small messages"
     NUMA_NODES = "the fewest NUMA nodes"
     REMAINDER = "the best remaining GPUs for the next job"

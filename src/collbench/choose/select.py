@@ -363,9 +363,11 @@ def _faster_ways(run: Run, ranking: Ranking) -> dict[tuple[int, int], float]:
 def _levels(run: Run, order: tuple[int, ...], ranking: Ranking) -> tuple[Level, ...]:
     """Return the tie-breaks of method/choosing.md 4, except the remainder and the PCI bus id, which need no run."""
     busy, suspect = marks(run, order)
+    of_failed = {position for pair in broken_pairs(run) for position in pair}
     return (
         Level(TieBreak.IN_USE, members_with(np.array(busy))),
         Level(TieBreak.SUSPECT, members_with(np.array(suspect))),
+        Level(TieBreak.FAILED_PAIRS, members_with(np.isin(order, [*of_failed]))),
         Level(TieBreak.LATENCY, _latencies(run, order, ranking)),
         numa_level([run.devices[position] for position in order]),
     )
