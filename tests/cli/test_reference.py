@@ -87,7 +87,7 @@ def test_a_rate_between_nvls_on_and_off_is_below_only_one(program: Program) -> N
     lines = program("reference", "8 x H200", "allreduce", "--size", "8G", "--busbw", "366").out.splitlines()
     assert [(line.count("NVLS on): below"), line.count("NVLS off): normal")) for line in lines] == [(1, 0), (0, 1)]
     assert program("reference", "8 x H200", "allreduce", "--size", "8G", "--busbw", "366").status == 0
-    assert program("reference", "8 x H200", "allreduce", "--size", "8G", "--busbw", "200").status == 3
+    assert program("reference", "8 x H200", "allreduce", "--size", "8G", "--busbw", "200 GB/s").status == 3
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,11 @@ def test_a_rate_between_nvls_on_and_off_is_below_only_one(program: Program) -> N
     [
         (["H100", "--size", "1G"], "--size asks about one operation"),
         (["H100", "allreduce", "--busbw", "3"], "--busbw needs the message size"),
-        (["8 x H100", "allreduce", "--size", "1G", "--busbw", "nan"], "--busbw nan is no rate"),
+        (["8 x H100", "allreduce", "--size", "1G", "--busbw", "nan"], "--busbw 'nan' is no rate"),
+        (["8 x H100", "allreduce", "--size", "1G", "--busbw", "480Gb/s"], "--busbw '480Gb/s' is no rate: write it in"),
+        (["8 x H100", "allreduce", "--size", "1G", "--busbw", "0"], "--busbw '0' is no rate"),
+        (["H100 x 8"], "'H100 x 8' has the number of GPUs last: write '8 x H100'"),
+        (["h100x8", "allreduce", "--size", "1G"], "'h100x8' has the number of GPUs last: write '8 x h100'"),
         (["H200", "allreduce", "--size", "1G", "--busbw", "326"], "what is normal depends on the number of GPUs"),
         (["H100", "allreduce", "--size", "1G", "--json"], "--json prints the table"),
         (["H100", "gather"], "there is no published figure for gather on 'H100'"),

@@ -143,7 +143,19 @@ def _reference(run: Run, wanted: Operation | None) -> None:
 
 # Which published figures there are, and whether one number is normal.
 
+_COUNTED_LAST = re.compile(r"\s*(.*[\d\s])[x×*]\s*(\d{1,3})\s*", re.IGNORECASE)  # "H100 x 8", but not "RTX 50"
 _COUNTED = re.compile(r"\s*(\d{1,3})(?:\s*[x×*]\s*|\s+)(.+)", re.IGNORECASE)  # "8 x H100", "8 H100"
+
+
+def _parse_rate(text: str) -> float:
+    """Return a rate in GB/s: "480", "480 GB/s". Raises UsageError."""
+    try:
+        rate = float(text.strip().removesuffix("GB/s"))
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise UsageError(f"--busbw '{text}' is no rate: write it in GB/s, as 480")
+    return rate
 
 
 def _operation(text: str) -> Operation:
@@ -155,7 +167,7 @@ def _operation(text: str) -> Operation:
 @click.argument("machine", metavar="[GPU]", required=False)
 @click.argument("operation", metavar="[OPERATION]", required=False, callback=options.parsed(_operation))
 @option("--size SIZE", "What is normal at this message size, as 1G.", parse_size)
-@option("--busbw GB/S", "Is this rate normal?", click.FloatRange(min=0, min_open=True))
+@option("--busbw GB/S", "Is this rate normal?", _parse_rate)
 @json_option("Print JSON instead of the table (docs/compare.md).")
 def reference(
     machine: str | None,
@@ -186,11 +198,11 @@ def reference(
         raise UsageError("--size asks about one operation: name it, as 'collbench reference \"8 x H100\" allreduce'")
     if busbw is not None and size is None:
         raise UsageError("--busbw needs the message size of the rate: add --size")
-    if busbw is not None and not math.isfinite(busbw):
-        raise UsageError(f"--busbw {busbw} is no rate: write it in GB/s")
     if size is not None and is_json():
         raise UsageError("--json prints the table: leave out --size, or --json")
     kinds = _kinds(by_kind(load()), machine or "", operation)
+    if not kinds and (last := _COUNTED_LAST.fullmatch(machine or "")):
+        raise UsageError(f"'{machine}' has the number of GPUs last: write '{last[2]} x {last[1].strip()}'")
     if not kinds and size is None:
         what = f"'{machine}'" if operation is None else f"{operation} on '{machine}'"
         raise UsageError(f"there is no published figure for {what}: 'collbench reference' lists all machines")
