@@ -84,6 +84,12 @@ def test_what_does_not_and_why(title: str, run: Run, kind: AbsenceKind, reason: 
     assert sentences.absence(found.missed[0, 1], run).startswith(reason)
 
 
+def test_what_wrong_data_ended_is_not_called_interrupted() -> None:
+    wrong = [Skipped(SkipKind.WRONG_DATA, members=(0, 1))]
+    run = replace(run_of(gpus(3), []), complete=False, skipped=wrong)
+    assert sentences.absence(coverage(run).missed[1, 2], run) == "not measured: the run was ended by wrong data"
+
+
 def given_up(found: Measurement, kind: FailureKind) -> Measurement:
     return replace(found, failure=in_words("no answer", kind), samples=[])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from collbench.judge.outcome import Absence, AbsenceKind
+from collbench.judge.outcome import Absence, AbsenceKind, corruptions
 from collbench.model.errors import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant
 from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped, tags
@@ -205,9 +205,13 @@ _ABSENT = {
     AbsenceKind.SKIPPED: "skipped",
     AbsenceKind.ONE_WAY: "measured one way only",
     AbsenceKind.SMALL: "small messages only",
-    AbsenceKind.NOT_REACHED: "not measured: the run was interrupted",
     AbsenceKind.NOT_MEASURED: "not measured",
 }
+
+
+def ending(run: Run) -> str:
+    """Return what became of a run that is incomplete: nobody interrupted one that wrong data ended."""
+    return "ended by wrong data" if any(corruptions(run)) else "interrupted"
 
 
 def absence(absent: Absence, run: Run) -> str:
@@ -216,6 +220,8 @@ def absence(absent: Absence, run: Run) -> str:
         return failure(absent.failure, run.devices)
     if absent.skipped is not None:
         return skipped_reason(absent.skipped, run)
+    if absent.kind is AbsenceKind.NOT_REACHED:
+        return f"not measured: the run was {ending(run)}"
     if absent.kind is not AbsenceKind.FEW_TRIALS:
         return _ABSENT[absent.kind]
     if absent.needed is not None:

@@ -114,7 +114,7 @@ def provenance(run: Run) -> Iterator[tuple[str, str]]:
         yield "settings", f"{changed}{mark}"
     sizes = f", {size_span(run.settings.sizes)}, seed {run.settings.seed}" if run.settings.sizes else ""
     took = f", {run.seconds:.1f} s of simulated time" if kind.simulated else f" in {run.seconds:.1f} s"
-    ended = "" if run.complete else " (interrupted)"
+    ended = "" if run.complete else f" ({sentences.ending(run)})"
     yield "simulated" if kind.simulated else "measured", f"{run.started}{took}{sizes}{ended}"
 
 
@@ -158,7 +158,7 @@ def health_lines(run: Run) -> list[str]:
         good.append(f"no new {' or '.join(name.removesuffix(' errors') for name in known)} errors")
     lines = [line for _, line in events]
     if not run.health_after:
-        lines.append("unknown after the run: NVML did not answer, or the run was interrupted")
+        lines.append(f"unknown after the run: NVML did not answer, or the run was {sentences.ending(run)}")
     return [", ".join(good), *lines] if good else lines or ["NVML reports no health on this machine"]
 
 
