@@ -273,7 +273,8 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
     Of data points it is one that a row of the page shows, if one of these is among them.
     """
     shown = {change.key for _, _, change in _rows(comparison, Verdict.WORSE)}
-    groups = [_named(comparison, one) for one in slower if isinstance(one, Group)]
+    copies = _largest_copies(comparison)
+    groups = [_named(comparison, one, copies) for one in slower if isinstance(one, Group)]
     changes = [one for one in slower if isinstance(one, Change)]
     if groups:
         ratio, name = min(groups)
@@ -284,9 +285,9 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
     return f"{name}: {1 - ratio:.1%} slower"
 
 
-def _named(comparison: Comparison, group: Group) -> tuple[float, str]:
+def _named(comparison: Comparison, group: Group, copies: _Copies) -> tuple[float, str]:
     """Return a group's ratio and name; of a pair of which one direction changed that direction's."""
-    changed = _one_way(comparison, group)
+    changed = _one_way(group, copies)
     if not changed:
         return group.ratio, _group_name(comparison, group, f" at {format_size(group.size_bytes)}")
     key = changed[0].key
@@ -294,21 +295,29 @@ def _named(comparison: Comparison, group: Group) -> tuple[float, str]:
     return median(change.ratio for change in changed), f"copies at {format_size(key.size_bytes)} {where}"
 
 
-def _one_way(comparison: Comparison, group: Group) -> list[Change]:
+# The largest copies of each work by pair and direction.
+_Copies = dict[tuple[int, ...], dict[tuple[int, ...], list[Change]]]
+
+
+def _largest_copies(comparison: Comparison) -> _Copies:
+    largest: dict[str, int] = defaultdict(int)
+    copies: _Copies = defaultdict(lambda: defaultdict(list))
+    for change in comparison.changes:
+        largest[change.key.work] = max(largest[change.key.work], change.key.size_bytes)
+    for change in comparison.changes:
+        if change.operation.is_copy and change.key.size_bytes == largest[change.key.work]:
+            copies[tuple(sorted(change.key.members))][change.key.members].append(change)
+    return copies
+
+
+def _one_way(group: Group, copies: _Copies) -> list[Change]:
     """Return the largest copies of one direction of a group's pair, if they changed as it did and the others did not.
 
     The mean of both directions is the rate of neither.
     """
-    largest: dict[str, int] = defaultdict(int)
-    directions: dict[tuple[int, ...], list[Change]] = defaultdict(list)
-    for change in comparison.changes:
-        largest[change.key.work] = max(largest[change.key.work], change.key.size_bytes)
-    for change in comparison.changes:
-        of_pair = len(group.members) == 2 and tuple(sorted(change.key.members)) == group.members
-        if of_pair and change.operation.is_copy and change.key.size_bytes == largest[change.key.work]:
-            directions[change.key.members].append(change)
-    changed = [some for some in directions.values() if all(change.verdict is group.verdict for change in some)]
-    others = [some for some in directions.values() if not any(change.verdict is group.verdict for change in some)]
+    directions = copies[group.members].values() if len(group.members) == 2 and group.members in copies else ()
+    changed = [some for some in directions if all(change.verdict is group.verdict for change in some)]
+    others = [some for some in directions if not any(change.verdict is group.verdict for change in some)]
     return changed[0] if changed and others else []
 
 
@@ -321,7 +330,8 @@ def _group_name(comparison: Comparison, group: Group, at: str = "") -> str:
 
 def _changed(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Part]:
     """Yield a table of what has this verdict: what has it as a whole, then data points."""
-    alike = [one for one in comparison.groups if one.verdict is verdict and not _one_way(comparison, one)]
+    copies = _largest_copies(comparison)
+    alike = [one for one in comparison.groups if one.verdict is verdict and not _one_way(one, copies)]
     groups = sorted(alike, key=lambda one: -abs(1 - one.ratio))
     rows = list[tuple[str, ...]]()
     for one in groups:
