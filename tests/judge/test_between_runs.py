@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -248,3 +249,18 @@ def test_a_slow_gpu_is_no_variation_but_where_runs_may_vary_by_as_much(factor: f
     assert said in conclusion(compare(runs[0], runs[1], FAIL))
     more = [run_with(rng, 0.0, works=works) for _ in range(3)]
     assert conclusion(compare(runs[0], runs[1], FAIL, None, tuple(more))).startswith("Regression: ")
+
+
+def test_a_pair_that_is_known_to_be_slower_is_in_no_doubt_where_others_are() -> None:
+    """Most data points are undecided, and one pair lost 87%: no earlier run tells whether it varies so."""
+    rng = np.random.default_rng(3)
+    base, new = (run_with(rng, 0.0, factors=factors, count=5) for factors in ({}, {(0, 1): 0.13}))
+    found = compare(base, new, FAIL)
+    unsure = replace(
+        found,
+        changes=tuple(
+            change if change.key.members == (0, 1) else replace(change, verdict=Verdict.UNDECIDED)
+            for change in found.changes
+        ),
+    )
+    assert conclusion(unsure).endswith("; 18 of 20 data points are undecided; 1 of 10 pairs is more than 5% slower.")

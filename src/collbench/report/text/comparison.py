@@ -127,14 +127,19 @@ def disturbed(comparison: Comparison, names: tuple[str, str]) -> str:
 
 def _changed_pairs(comparison: Comparison) -> Iterator[str]:
     """Yield how many pairs are slower, and how many faster, by more than --fail-below, whatever is significant."""
-    ratios = [group.ratio for group in comparison.groups if group.kind is Kind.DEVICES and len(group.members) == 2]
-    kept, pairs = 1 - comparison.fail_below, amount(len(ratios), "pair")
+    pairs = _pairs(comparison)
+    ratios, kept = [pair.ratio for pair in pairs], 1 - comparison.fail_below
     for how, count in (
         ("slower", sum(ratio < kept for ratio in ratios)),
         ("faster", sum(kept * ratio > 1 for ratio in ratios)),
     ):
         if count:
-            yield f"{count} of {pairs} {verb(count, 'is', 'are')} more than {_limit(comparison)} {how}"
+            changed = f"{count} of {amount(len(pairs), 'pair')} {verb(count, 'is', 'are')}"
+            yield f"{changed} more than {_limit(comparison)} {how}"
+
+
+def _pairs(comparison: Comparison) -> list[Group]:
+    return [group for group in comparison.groups if group.kind is Kind.DEVICES and len(group.members) == 2]
 
 
 def alarms(comparison: Comparison) -> Iterator[Text]:
@@ -217,9 +222,11 @@ def conclusion(comparison: Comparison) -> str:
     if not comparison.mostly_undecided:
         return found
     clauses = [found.removesuffix("."), _undecided(comparison), *_changed_pairs(comparison)]
-    vary = (
-        ": earlier runs tell whether pairs vary so (--history FILE)" if clauses[2:] and not comparison.history else ""
+    kept = 1 - comparison.fail_below
+    doubtful = any(
+        pair.verdict is Verdict.UNDECIDED and not kept <= pair.ratio <= 1 / kept for pair in _pairs(comparison)
     )
+    vary = ": earlier runs tell whether pairs vary so (--history FILE)" if doubtful and not comparison.history else ""
     return f"{'; '.join(clauses)}{vary}."
 
 
