@@ -47,7 +47,7 @@ _FOUND = {
     StepSource.FOLDED: "found in the order of calls and the pauses between them",
 }
 _MARK = {
-    Source.PLUGIN: "call collbench.step() once a step on every rank, or ",
+    Source.PLUGIN: "call collbench.step() once a step on every rank, name its NVTX range to record --step-range, or ",
     Source.KINETO: "call profile.step() once a step and trace several, or ",
 }
 _HOW = "name its length: collbench import JOB --calls-per-step N -o NEW"
