@@ -473,7 +473,16 @@ def test_a_choice_by_an_interrupted_run_first_says_how_many_pairs_it_has(program
     latency = "6 of 6 pairs were measured by allreduce at 8 B, which says nothing of bandwidth"
     assert said.out.splitlines()[0] == f"INTERRUPTED: {latency}: another set may be better"
     run_file.save(run, Path("whole.json"))
-    assert "INTERRUPTED" not in program("select", "2", "whole.json", "--any-machine").out
+    run_file.save(replace(run, complete=False), Path("all.json"))  # interrupted in what decides nothing
+    for path in ("whole.json", "all.json"):
+        assert "INTERRUPTED" not in program("select", "2", path, "--any-machine").out
+    larger = replace(run.settings, sizes=(*run.settings.sizes, 2**40))
+    run_file.save(replace(run, complete=False, settings=larger), Path("larger.json"))
+    said = program("select", "2", "larger.json", "--any-machine")
+    assert (
+        said.out.splitlines()[0]
+        == f"INTERRUPTED: 6 of 6 pairs were measured by allreduce at {size}: another set may be better"
+    )
 
 
 def test_an_empty_name_is_no_file(program: Program) -> None:

@@ -39,7 +39,7 @@ from collbench.model.errors import (
 )
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import CommandKind, Device, FlagKind, Health, Run, Sample, Settings, device_sets
-from collbench.model.units import TELLING_BYTES, format_size, parse_sizes
+from collbench.model.units import TELLING_BYTES, format_size, parse_sizes, verb
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.codec import MOST_BYTES
 
@@ -148,11 +148,12 @@ def _origin(run: Run, backend: str, source: str) -> Origin:
     origin = Origin(backend, source, run.machine.hostname, run.machine.fabric)
     if ranking is None:
         return origin
-    partly = ""
-    if not run.complete:
+    partly, measured = "", len(ranking.standings)
+    # It may have been interrupted after all that it asks of pairs, such as in a work that decides nothing.
+    if not run.complete and (measured < ranking.sets or ranking.size_bytes < max(run.settings.sizes, default=0)):
         by = f"{ranking.work} at {format_size(ranking.size_bytes)}"
         what = ", which says nothing of bandwidth" if ranking.size_bytes < TELLING_BYTES else ""
-        partly = f"{len(ranking.standings)} of {ranking.sets} pairs were measured by {by}{what}"
+        partly = f"{measured} of {ranking.sets} pairs {verb(measured, 'was', 'were')} measured by {by}{what}"
     return replace(origin, operation=ranking.work.operation, measured_bytes=ranking.size_bytes, interrupted=partly)
 
 
