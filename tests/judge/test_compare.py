@@ -12,7 +12,7 @@ from itertools import combinations, permutations
 import pytest
 
 from collbench.judge.between_runs import points_by_key
-from collbench.judge.compare import Difference, Verdict, compare
+from collbench.judge.compare import Difference, Verdict, compare, match_devices
 from collbench.judge.stats import median_deviation, trial_noise
 from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.operations import Operation, Variant
@@ -131,6 +131,27 @@ def test_a_key_has_each_device_once() -> None:
         ((0, 1, 2), None),
         ((0, 1, 2), 0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "common"), [((0, 0), (0, 0), 1), ((0, 1), (0, 1, 0, 1), 1), ((0,), (0, 0), 0)]
+)
+def test_ranks_that_share_a_gpu_are_devices_of_their_own(
+    before: tuple[int, ...], after: tuple[int, ...], common: int
+) -> None:
+    base, new = (
+        run_of(
+            [gpus(2)[index] for index in indices],
+            [measured(Operation.ALLREDUCE, pair, 300.0) for pair in combinations(range(len(indices)), 2)],
+        )
+        for indices in (before, after)
+    )
+    if not common:
+        assert match_devices(base, new).positions == {0: 0}
+        return
+    found = compare(base, new, FAIL)
+    assert [change.key.members for change in found.changes] == [(0, 1)]
+    assert len(found.only_new) == len(new.measurements) - 1
 
 
 def test_a_device_of_the_new_run_alone_is_taken_for_none_of_the_base() -> None:

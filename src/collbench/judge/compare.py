@@ -39,15 +39,23 @@ class Match:
 
 def match_devices(base: Run, new: Run) -> Match:
     """Return how the devices of two runs correspond."""
-    position_of = {device.uuid: position for position, device in enumerate(base.devices)}
-    same = {
-        position: position_of[device.uuid] for position, device in enumerate(new.devices) if device.uuid in position_of
-    }
+    position_of = _positions(base)
+    same = {position: position_of[one] for one, position in _positions(new).items() if one in position_of}
     left = [position for position in range(len(base.devices)) if position not in same.values()]
     rest = [position for position in range(len(new.devices)) if position not in same]
     by_order = dict(zip(rest, left, strict=False))
     count = len(by_order)
     return Match(same | by_order, len(same), tuple(by_order.items()), tuple(left[count:]), tuple(rest[count:]))
+
+
+def _positions(run: Run) -> dict[tuple[str, int], int]:
+    """Return each device's position by its UUID, and by which it is with that: ranks may share a GPU."""
+    seen = Counter[str]()
+    positions = {}
+    for position, device in enumerate(run.devices):
+        positions[device.uuid, seen[device.uuid]] = position
+        seen[device.uuid] += 1
+    return positions
 
 
 # Whether a data point became faster or slower from one run to another: the same statistics as between links.
