@@ -76,6 +76,14 @@ def test_the_first_line_is_whole_in_a_pipe(program: Program) -> None:
     assert second.startswith("agree")
 
 
+def test_one_slow_path_is_reported_once(program: Program) -> None:
+    """Copies through host memory are faster than GPU0-GPU1, and so are pairs with a worse label."""
+    machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.4))
+    page = program("check", *machine, "--seed", "3").out
+    assert "explains  ORDER_INVERSION, INTRA_LABEL_OUTLIER\n" in page
+    assert "more contradiction" not in page
+
+
 def test_a_slot_without_its_lanes_is_named_though_copies_through_the_host_are_slower_still(program: Program) -> None:
     machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.PCIE_DEGRADED, (1,), width=1))
     mapped = program("check", "--map-p2p", *machine, "--seed", "3")

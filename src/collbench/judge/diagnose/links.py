@@ -405,6 +405,7 @@ def inversions(facts: Facts, excluded: ExcludedLinks, explained: frozenset[Link]
     Links that an element slows which is to blame already are left out.
     """
     beaten: dict[Members, list[_Beaten]] = defaultdict(list)
+    compared: dict[Members, str] = {}  # with the label that joins them
     for work in (*facts.readings.works(collective=False), *facts.readings.works(collective=True)):
         groups = {
             label: [r for r in readings if explained.isdisjoint(directed_links(work, r.members))]
@@ -414,11 +415,13 @@ def inversions(facts: Facts, excluded: ExcludedLinks, explained: frozenset[Link]
         for better, worse in combinations(ordered, 2):
             for members, part in _joined(groups[better]).items():
                 for alike, others in _of_equal_ends(facts, part, groups[worse]):
+                    compared[members] = better
                     gap = _inversion(facts, alike, others)
                     if gap is not None:
                         beaten[members].append(_Beaten(worse, gap, alike))
+    spared = {label for members, label in compared.items() if members not in beaten}
     for members, cases in beaten.items():
-        yield _inverted(facts, members, cases)
+        yield _inverted(facts, members, cases, alone=compared[members] in spared)
 
 
 def _of_equal_ends(
@@ -432,7 +435,8 @@ def _of_equal_ends(
     yield from (both for both in groups.values() if all(both))
 
 
-def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Verdict:
+def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten], *, alone: bool) -> Verdict:
+    """Return the verdict on links of one label; `alone`: other GPUs that it joins are not slow."""
     worst = max(cases, key=lambda case: case.gap)
     links = both_ways(
         link for case in cases for reading in case.readings for link in directed_links(reading.work, reading.members)
@@ -460,6 +464,13 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Verdi
     elif facts.over_nvlink(first):
         unused = "the NVLinks of these pairs are not used, or most of them are down"
         likely = Cause("nvlinks_of_label_unused", unused, fix)
+    elif alone:
+        likely = Cause(
+            "path_alone",
+            f"other {own} pairs are not slow: only this path is (a riser, a switch port), or ACS routes its traffic "
+            "through the root complex",
+            fix,
+        )
     else:
         likely = Cause(
             "uplink_shared",
