@@ -117,6 +117,14 @@ def test_a_shift_of_all_links_is_a_claim_with_history_or_beyond_six_percent(
     assert conclusion(found).startswith(said)
 
 
+@pytest.mark.parametrize(("left", "said"), [(0.95, "Undecided without --history: "), (0.995, "Nothing is signif")])
+def test_few_links_that_are_slower_than_their_trials_explain_are_called_undecided(left: float, said: str) -> None:
+    rng = np.random.default_rng(14)
+    found = compare(run_with(rng, 0.001, count=2), run_with(rng, 0.001, factors={(0, 1): left}, count=2), FAIL)
+    assert not changed(found)
+    assert conclusion(found).startswith(said)
+
+
 SEVERAL = (Operation.ALLREDUCE, Operation.BROADCAST, Operation.REDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER)
 
 

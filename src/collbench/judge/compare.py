@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median_high, median_low
 from typing import Any
 
-from collbench.judge.between_runs import Key, PointPair, Variation, in_both, parts_of, points_by_key
+from collbench.judge.between_runs import NO_VARIATION, Key, PointPair, Variation, in_both, parts_of, points_by_key
 from collbench.judge.outcome import flagged_trials, outcome, without_idle
 from collbench.judge.stats import Variance, reach, summarize
 from collbench.judge.tiers import tolerance
@@ -95,7 +95,7 @@ class Judged:
 class Change(Judged):
     """One data point in both runs. Bandwidths in GB/s (busbw), times in seconds.
 
-    `between` is how much the data point varies from run to run.
+    `between` is how much the data point varies from run to run. `slower_in_trials`: it would be worse if it did not.
     """
 
     key: Key
@@ -106,6 +106,7 @@ class Change(Judged):
     new_seconds: float
     trials: tuple[int, int]
     between: Variation
+    slower_in_trials: bool
 
 
 def _judged(
@@ -154,7 +155,9 @@ def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
         max(now.middle - old.bounds[0], now.bounds[1] - old.middle),
     )
     parts = [*parts_of([(1.0, change)])] if change.decided else []
+    of_trials = [*parts_of([(1.0, replace(change, between=NO_VARIATION))])]
     delta = tolerance(change.key.size_bytes)
+    slower = change.difference + reach(of_trials, alpha) < -delta and ends[1] < -delta
     return Change(
         key=change.key,
         operation=change.base.point.operation,
@@ -164,6 +167,7 @@ def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
         new_seconds=after.seconds,
         trials=(len(old.trials), len(now.trials)),
         between=change.between,
+        slower_in_trials=change.decided and slower,
         **_judged(change.difference, change.between.shift, ends, parts, delta, alpha, fail_below),
     )
 

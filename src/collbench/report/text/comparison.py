@@ -263,11 +263,19 @@ def _found(comparison: Comparison) -> str:
 
 
 def _not_slower(comparison: Comparison) -> str:
-    """Return the verdict where nothing is slower, or all links are by no more than the runs may differ."""
-    shifted = [
+    """Return the verdict where nothing is slower, or all or few links are by no more than the runs may differ."""
+    shifted: list[Change | Group] = [
         group
         for group in comparison.groups
         if (group.kind, group.verdict) == (Kind.WORK, Verdict.UNDECIDED) and group.shift < -group.delta
+    ]
+    shifted = shifted or [
+        change
+        for change in comparison.changes
+        if change.verdict is Verdict.UNDECIDED
+        and change.slower_in_trials
+        and change.between.origin is Origin.FEW_LINKS
+        and change.key.size_bytes >= TELLING_BYTES
     ]
     if shifted:
         return f"Undecided without --history: {_slowest(comparison, shifted)}, by which runs may differ."
