@@ -73,4 +73,4 @@ def test_the_pages_example_across_two_nccl_libraries(program: Program, fakes: Fa
     result = program(*comparison, "-v", "--fail-below", "99.9%")
     assert result.err == ""
     assert f"differs   NCCL: 2.28.9 → 2.30.1\ndiffers   NCCL library: {fakes.nccl} → {newer}\n" in result.out
-    assert re.search(r"^points +1 data points in both: ", result.out, re.MULTILINE)
+    assert re.search(r"^points +1 data point in both: ", result.out, re.MULTILINE)
