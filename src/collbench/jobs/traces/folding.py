@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -171,16 +170,20 @@ def _on_gpu(rank: JobRank, trace: Trace, began: float, transfers: Mapping[tuple[
 def of_several_jobs(job: Job) -> str:
     """Return which rank never sends to a group what others send to it, "" for none: traces of one job have the same."""
     sent: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    members = [frozenset(group.ranks) for group in job.groups]
     for rank in job.ranks:
         for phase in rank.phases:
             for call in job.called(phase):
-                if call.collective is not None and rank.rank in job.groups[call.group].ranks:
+                if call.collective is not None and rank.rank in members[call.group]:
                     sent[call.group][rank.rank].add(call.operation.replace("alltoallv", "alltoall"))
     for group, operations in sent.items():
-        for (one, own), (other, others) in permutations(operations.items(), 2):
-            if lacking := sorted(others - own):
+        every = set().union(*operations.values())
+        for one, own in operations.items():
+            if own != every:
+                other, others = next(of_rank for of_rank in operations.items() if of_rank[1] - own)
                 of = "all ranks" if job.groups[group].size == job.world_size else f"group {group}"
-                return f"rank {one} sends no {lacking[0]} to {of}, and rank {other} does: are the traces of one job?"
+                lacking = min(others - own)
+                return f"rank {one} sends no {lacking} to {of}, and rank {other} does: are the traces of one job?"
     return ""
 
 
