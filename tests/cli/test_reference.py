@@ -90,6 +90,18 @@ def test_a_rate_between_nvls_on_and_off_is_below_only_one(program: Program) -> N
     assert program("reference", "8 x H200", "allreduce", "--size", "8G", "--busbw", "200 GB/s").status == 3
 
 
+def test_a_rate_below_one_setting_of_nvls_is_said_to_be_usual_with_the_other_at_the_nearest_size(
+    program: Program,
+) -> None:
+    """Published without NVLS: 370 GB/s, of 8G and more only."""
+    asked = ("reference", "8 x H100", "allreduce", "--size", "1G", "--busbw")
+    below, other = program(*asked, "365").out.splitlines()
+    assert "NVLS on): below" in below
+    assert other.startswith("allreduce at 8G on 8 GPUs (8 × H100 SXM behind NVSwitches, NVLS off), GB/s: band 351")
+    for alone in ("311", "466"):  # below both, and normal
+        assert len(program(*asked, alone).out.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

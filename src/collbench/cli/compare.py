@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from collbench.model.run import Run
 from collbench.model.units import format_size, parse_share, parse_size
 
 if TYPE_CHECKING:
-    from collbench.judge.references import Figure
+    from collbench.judge.references import Figure, Reference
 
 
 def _parse_share(text: str) -> float:
@@ -251,3 +251,22 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
     with leaving(ExitStatus.FAILED if standings == {ReferenceVerdict.NOT_JUDGED} else status):
         for one in found:
             echo_sentence(placed(one, busbw))
+        if busbw is not None and ReferenceVerdict.BELOW in standings:
+            for other in _of_other_nvls(kinds, found, size):
+                if place(other, busbw) is not ReferenceVerdict.BELOW:
+                    echo_sentence(placed(other, None))
+
+
+def _of_other_nvls(kinds: Sequence[tuple[Figure, ...]], found: Sequence[Reference], size: int) -> Iterator[Reference]:
+    """Yield, at the nearest size, what is normal with an NVLS setting of which nothing is known at this size."""
+    from collbench.judge.references import reference_at, sizes_of
+
+    known = {(one.figure.machine, one.figure.nvls) for one in found}
+    machines = {machine for machine, nvls in known if nvls}
+    for kind in kinds:
+        setting = kind[0].machine, kind[0].nvls
+        if kind[0].nvls and kind[0].machine in machines and setting not in known:
+            nearest = min(sizes_of(kind), key=lambda one: abs(one - size))
+            other = reference_at(kind, nearest)
+            if other is not None and other.sources:
+                yield other
