@@ -217,7 +217,7 @@ def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
             if session.path is not None:
                 error.add_note(f"the run is saved: 'collbench show {session.path}' prints it")
         judged = [_judged(session.run)[0] for session in begun]
-        raise click.exceptions.Exit(max(unwritten(error), *judged)) from error
+        raise click.exceptions.Exit(max([unwritten(error), *judged])) from error
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted: {_saved(begun)}") from error
     except CollbenchError as error:
