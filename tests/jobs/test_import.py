@@ -86,6 +86,15 @@ def test_traces_of_different_jobs_are_doubted_and_those_of_one_are_not(program: 
     assert program("import", *files, str(TRACES / "ddp-1.kineto.json.gz")).line.startswith("imported 18 calls")
 
 
+def test_a_rank_that_is_last_at_all_of_few_calls_is_named_though_not_called_late(
+    program: Program, tmp_path: Path
+) -> None:
+    job = str(tmp_path / "job.json")
+    program("import", "-o", job, *(str(TRACES / f"ddp-{rank}.kineto.json.gz") for rank in range(2)))
+    page = " ".join(program("show", job).out.split())
+    assert "no rank is shown to be late: rank 1 is last at 100% of its calls, in too few steps or by too little" in page
+
+
 def test_two_files_of_one_rank_are_both_named(program: Program, tmp_path: Path) -> None:
     first, copy = TRACES / "ddp-0.kineto.json.gz", tmp_path / "a.gz"
     copy.write_bytes(first.read_bytes())
