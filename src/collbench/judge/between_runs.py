@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
@@ -337,10 +337,14 @@ def _rows(keys: Sequence[Key]) -> _Rows:
 
 def _of_links(values: Mapping[Key, float]) -> dict[frozenset[int], float]:
     """Return the median of each link's values."""
-    links: dict[frozenset[int], list[float]] = defaultdict(list)
-    for key, value in values.items():
-        links[frozenset(key.members)].append(value)
-    return {link: median(of_link) for link, of_link in links.items()}
+    return {link: median(values[key] for key in of_link) for link, of_link in _by_link(values).items()}
+
+
+def _by_link(keys: Iterable[Key]) -> dict[frozenset[int], list[Key]]:
+    links: dict[frozenset[int], list[Key]] = defaultdict(list)
+    for key in keys:
+        links[frozenset(key.members)].append(key)
+    return links
 
 
 def _with_points(changes: Mapping[Key, PointPair], rows: _Rows) -> dict[Key, Variation]:
@@ -376,10 +380,7 @@ def _with_works(changes: Mapping[Key, PointPair], keys: Sequence[Key]) -> dict[K
 
     The scale withstands that almost half of a link's works changed, as those in one direction do if that is slower.
     """
-    links: dict[frozenset[int], list[Key]] = defaultdict(list)
-    for key in keys:
-        links[frozenset(key.members)].append(key)
-    works = [of_link for of_link in links.values() if len(of_link) >= _FEWEST_WORKS]
+    works = [of_link for of_link in _by_link(keys).values() if len(of_link) >= _FEWEST_WORKS]
     if not works:
         return {}
     known = [key for of_link in works for key in of_link]
@@ -402,8 +403,7 @@ def _with_links(changes: Mapping[Key, PointPair], rows: _Rows, found: Mapping[Ke
     point = fmean(found[key].point ** 2 for key in keys) / len(rows)
     spread = _scale([*links.values()]) ** 2
     expected = trials + 2 * (fmean(changes[key].between.sigma ** 2 for key in keys) + point)
-    more = math.sqrt((spread - trials) / 2 - point) if spread > _MORE**2 * expected else 0.0
-    more = min(MOST_BETWEEN, more)
+    more = min(MOST_BETWEEN, math.sqrt((spread - trials) / 2 - point)) if spread > _MORE**2 * expected else 0.0
     of_all = Variation(own=more, own_freedom=(len(links) - 1) / 2, origin=Origin.COMPARISON)
     most = dict.fromkeys(links, 0.0)
     for link in links if more else ():

@@ -143,6 +143,12 @@ def _judged(
     }
 
 
+def _slower_in_trials(change: PointPair, alpha: float, delta: float) -> bool:
+    """Return whether a data point would be worse if it did not vary from run to run."""
+    of_trials = parts_of([(1.0, replace(change, between=NO_VARIATION))])
+    return change.decided and change.difference + reach([*of_trials], alpha) < -delta
+
+
 def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
     """Return what became of a data point; `alpha` is this answer's error, `fail_below` a ratio such as 0.05.
 
@@ -155,9 +161,7 @@ def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
         max(now.middle - old.bounds[0], now.bounds[1] - old.middle),
     )
     parts = [*parts_of([(1.0, change)])] if change.decided else []
-    of_trials = [*parts_of([(1.0, replace(change, between=NO_VARIATION))])]
     delta = tolerance(change.key.size_bytes)
-    slower = change.difference + reach(of_trials, alpha) < -delta and ends[1] < -delta
     return Change(
         key=change.key,
         operation=change.base.point.operation,
@@ -167,7 +171,7 @@ def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
         new_seconds=after.seconds,
         trials=(len(old.trials), len(now.trials)),
         between=change.between,
-        slower_in_trials=change.decided and slower,
+        slower_in_trials=ends[1] < -delta and _slower_in_trials(change, alpha, delta),
         **_judged(change.difference, change.between.shift, ends, parts, delta, alpha, fail_below),
     )
 
