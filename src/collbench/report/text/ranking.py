@@ -52,9 +52,10 @@ def pairs_page(run: Run) -> Page:
     ranking = evidence(run)
     if ranking is not None:
         yield Lines("\n".join(recommended(run, [*choose_each(run)])))
-        yield from p2p_line(run, judge(run))
+        verdicts = judge(run)
+        yield from p2p_line(run, verdicts)
         # Below a fault that no figure sees, nothing may read "normal".
-        if below(run) or not contradiction(run):
+        if below(run) or not contradiction(run, verdicts):
             yield from normal_line(run)
     yield from whole("header", Lines(f"\n{header(every)}" if ranking else header(every)))
     source = "from NUMA nodes" if capabilities(run.backend).cores else "as nvidia-smi topo -m names them"
@@ -264,12 +265,13 @@ def as_json(run: Run, ranked_works: Sequence[RankedWork]) -> dict[str, Any]:
         }
         for ranked in ranked_works
     ]
+    verdicts = judge(run)
     return {
         **picked(run.machine, "fabric", "hostname"),
         **picked(run, "started"),
         "failed": headline(run),
-        "contradiction": contradiction(run),
-        "verdicts": found_json(run, judge(run)),
+        "contradiction": contradiction(run, verdicts),
+        "verdicts": found_json(run, verdicts),
         "devices": [device.tag for device in run.devices],
         "works": works,
     }

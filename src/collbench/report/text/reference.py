@@ -192,9 +192,9 @@ def below(run: Run) -> str:
 
 def normal_line(run: Run) -> Iterator[Lines]:
     """Yield the reference figure with the worst result, and what no figure judges; nothing for a simulated machine."""
-    answers = judge(run, load())
     if capabilities(run.backend).simulated:
         return
+    answers = judge(run, load())
     if not answers.answers:
         yield Lines(f"rates     not judged: no reference figure for {_kind(answers)}")
         return

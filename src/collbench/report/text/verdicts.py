@@ -241,14 +241,16 @@ def counts(verdicts: Sequence[Verdict], more: str = "") -> list[str]:
     return [amount(count, f"{more}{kind}") for count, kind in ((hard, "failure"), (soft, "contradiction")) if count]
 
 
-def contradiction(run: Run) -> str:
+def contradiction(run: Run, verdicts: Iterable[Verdict] | None = None) -> str:
     """Return the worst contradiction in a run of GPUs, in one line, else what is below its band; "" if nothing is.
 
-    What failed and impossible rates are left to the headline. Of CPU cores other programs disturb single pairs.
+    `verdicts` are those of `judge`, if they are known. What failed and impossible rates are left to the headline. Of
+    CPU cores other programs disturb single pairs.
     """
     if capabilities(run.backend).cores:
         return ""
-    found = [one for one in judge(run) if one.severity is Severity.CONTRADICTION and one.kind is not Kind.IMPOSSIBLE]
+    every = judge(run) if verdicts is None else verdicts
+    found = [one for one in every if one.severity is Severity.CONTRADICTION and one.kind is not Kind.IMPOSSIBLE]
     return worst_of(run, found) or reference.below(run)
 
 
