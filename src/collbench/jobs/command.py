@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,24 +135,27 @@ def record(
 _NUMBER = re.compile(r"\d{1,4}", re.ASCII)
 
 
-def _indices(text: str) -> tuple[int, ...]:
-    """Return the indices of devices. Raises UsageError."""
-    parts = [part.strip() for part in text.split(",")]
-    wrong = next((part for part in parts if not _NUMBER.fullmatch(part)), None)
-    if wrong is not None:
-        raise UsageError(f"--devices '{wrong}' is not an index of nvidia-smi: write 0,1")
-    return tuple(map(int, parts))
+def _numbers(name: str, what: str, least: int = 0) -> Callable[[str], tuple[int, ...]]:
+    """Return what reads an option's numbers, with commas, and raises UsageError for one that is not `what`."""
+
+    def read(text: str) -> tuple[int, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        wrong = next((part for part in parts if not _NUMBER.fullmatch(part) or int(part) < least), None)
+        if wrong is not None:
+            raise UsageError(f"{name} '{wrong}' is not {what}")
+        return tuple(map(int, parts))
+
+    return read
 
 
 @click.command(name="import")
 @options.apply(
     _output,
     _calls_per_step,
-    click.option(
-        "--devices",
-        metavar="LIST",
-        callback=options.parsed(_indices),
-        help="Devices that the ranks had, nvidia-smi's indices in rank order: 0,1. Traces do not say it.",
+    option(
+        "--devices LIST",
+        "Devices that the ranks had, nvidia-smi's indices in rank order: 0,1. Traces do not say it.",
+        _numbers("--devices", "an index of nvidia-smi: write 0,1"),
     ),
     options.force,
 )
@@ -250,15 +253,6 @@ def replay(job: Path, **values: Any) -> None:
 _OF_A_JOB = ("files", "devices", "recorded_links", "as_json")
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    """Return the numbers of GPUs. Raises UsageError."""
-    parts = [part.strip() for part in text.split(",")]
-    wrong = next((part for part in parts if not _NUMBER.fullmatch(part) or int(part) < 2), None)
-    if wrong is not None:
-        raise UsageError(f"--gpus '{wrong}' is not a number of GPUs from 2: write 2,4")
-    return tuple(map(int, parts))
-
-
 @click.command()
 @options.run_files
 @options.apply(
@@ -275,7 +269,11 @@ def _counts(text: str) -> tuple[int, ...]:
         "--layers N", "zero3, fsdp: its layers, each sent as one message.", click.IntRange(1, MOST_LAYERS), default=24
     ),
     option("--dtype", "Type of what is sent: fp32 for DDP with autocast.", click.Choice(list(BYTES)), default="bf16"),
-    option("--gpus LIST", "Numbers of GPUs to predict for: 2,4.  [default: all that the runs have]", _counts),
+    option(
+        "--gpus LIST",
+        "Numbers of GPUs to predict for: 2,4.  [default: all that the runs have]",
+        _numbers("--gpus", "a number of GPUs from 2: write 2,4", least=2),
+    ),
     json_option("Print JSON (docs/predict.md)."),
 )
 def predict(
