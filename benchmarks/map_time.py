@@ -1,23 +1,27 @@
 #!/usr/bin/env python3
 """How long the map of P2P takes: what it adds to `check`, and `check --map-p2p` from start to prompt.
 
-    python benchmarks/map_time.py [--gpus 2,8] [--repeats N] [--fakes]
+    python benchmarks/map_time.py [--gpus 2,8] [--repeats N] [--fakes] [--only check|map] [--without] [--steps FILE]
 
 On this machine's GPUs; with --fakes on the simulated libraries of tests/native, on which calls and copies last in real
 time as long as on H100 (WAITS). Both pages are printed as far as their answer, so that nothing else than a sound
-machine is timed.
+machine is timed. With --without, each `check` is followed by one that makes no map. With --steps, a table says how long
+the steps of the map last (STEPS), and a line of JSON for each run is appended to FILE.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 # Seconds of one call: two H100, driver 580.159.04 [benchmarks/results/2026-11-24-2xh100-startup]. Those of NCCL and of
@@ -38,23 +42,76 @@ MIB = 2**20
 ROOM_FOR_COPIES, ROOM_FOR_NCCL = 262 * MIB, 512 * MIB  # CUDA and buffers for 1 MiB; NCCL for each GPU
 
 
+# What a run executes: `collbench` with the map, and its steps, timed. A step's label may depend on what is called with
+# it and on its result; steps that contain others are listed before them.
 TIMED = """
-import sys, time
-from collbench.cli import main
+import importlib, json, os, sys, threading, time
+PLAN = json.loads(os.environ["MAP_TIME"])
+from collbench.cli import check as command, main
 from collbench.measurement import peer_map
-from collbench.measurement.backends import nccl_transports
-if {fakes}:
+from collbench.measurement.backends import isolated, nccl_transports, protocol
+if PLAN["fakes"]:
     peer_map._ROOM_FOR_TWO = 0  # as on GPUs, both workers start at once
-    isolated = nccl_transports.IsolatedBackend
-    nccl_transports.IsolatedBackend = lambda extra, **more: isolated(extra={{**extra, "FAKE_FREE": "{room}"}}, **more)
-examine = peer_map.examine
-def timed(*arguments, **keywords):
-    begin = time.monotonic()
-    try:
-        return examine(*arguments, **keywords)
-    finally:
-        print(f"MAP {{time.monotonic() - begin:.2f}}", file=sys.stderr)
-peer_map.examine = timed
+    backend = isolated.IsolatedBackend
+    room = {"FAKE_FREE": str(PLAN["room"])}
+    nccl_transports.IsolatedBackend = lambda extra, **more: backend(extra={**extra, **room}, **more)
+if PLAN["without"]:
+    importlib.import_module("collbench.cli.check")._peers_of = lambda *_: (None, "")
+main_thread, steps, inside = threading.current_thread(), [], [False]
+def worker(self, *_):
+    opening = self._opening
+    kind = "NCCL" if opening.collectives else "copies" if opening.peers else "staging"
+    return f"{kind} on {len(opening.devices)} GPUs"
+def exchanged(self, call, *_):
+    return f"{call.method} ({worker(self)})" if call.method in ("reserve", "prepare") else call.method
+def replied(reply, self, *_):
+    return f"communicators made ({worker(self)})" if isinstance(reply, protocol.Prepared) else ""
+def noted(_, self, step, answer):
+    if inside[0]:
+        steps.append((answer.seconds, f"in the worker: {step.work} of {step.size_bytes}"))
+def timed(path, label, once=False):
+    module, _, names = path.partition(":")
+    owner, *rest = [importlib.import_module(module), *names.split(".")]
+    for name in rest[:-1]:
+        owner = getattr(owner, name)
+    function = getattr(owner, rest[-1])
+    def call(*arguments, **keywords):
+        if once:
+            inside[0] = True
+        begin, result = time.monotonic(), None
+        try:
+            result = function(*arguments, **keywords)
+            return result
+        finally:
+            end = time.monotonic()
+            words = label(result, *arguments) if callable(label) else label
+            if words and inside[0]:
+                of_nccl = threading.current_thread() is not main_thread
+                steps.append((end - begin, ("beside: " if of_nccl else "") + words))
+            if once:
+                inside[0] = False
+                print("MAP", json.dumps({"seconds": end - begin, "steps": steps}), file=sys.stderr)
+    setattr(owner, rest[-1], call)
+BACKENDS = "collbench.measurement.backends."
+timed("collbench.measurement.peer_map:examine", "", once=True)
+if PLAN["steps"]:
+    timed("collbench.machine.nvml:Nvml.__enter__", "NVML starts")
+    timed("collbench.measurement.peer_map:_answers", "NVML answers about P2P")
+    timed("collbench.measurement.peer_map:_read_slots", "NVML reads PCIe links")
+    timed("collbench.machine.nvidia_smi:LiveTools.__init__", "nvidia-smi starts")
+    timed("collbench.machine.nvidia_smi:LiveTools.texts", "nvidia-smi's end is waited for")
+    timed("collbench.machine.doctor.collect:examine", "doctor's facts")
+    timed("collbench.measurement.peer_map:causes", "causes")
+    timed("collbench.measurement.peer_map:cross_links", "all links")
+    timed(BACKENDS + "isolated:Supervised.start", "a worker is started")
+    timed(BACKENDS + "isolated:Supervised.facts", lambda facts, self: f"worker opens ({worker(self)})")
+    timed(BACKENDS + "isolated:Supervised._exchange", lambda answer, self, call: exchanged(self, call))
+    timed(BACKENDS + "isolated:Supervised._reply", replied)
+    timed(BACKENDS + "isolated:Supervised.time", lambda timing, self, step: f"{step.work} of {step.size_bytes}")
+    timed(BACKENDS + "isolated:Supervised._note", noted)
+    timed(BACKENDS + "isolated:IsolatedBackend.reap", "workers end")
+    timed(BACKENDS + "nccl_transports:TransportProbe.ask", "NCCL's choice, whole")
+    timed(BACKENDS + "child_process:Background.result", "NCCL's choice is waited for")
 sys.argv[0] = "collbench"
 sys.exit(main())
 """
@@ -88,22 +145,52 @@ def room(gpus: int) -> int:
     return ROOM_FOR_COPIES + gpus * ROOM_FOR_NCCL
 
 
-def run(words: list[str], variables: dict[str, str], fakes: int) -> tuple[float, float, str]:
-    """Return the seconds of the map, those from start to prompt, and the first line that speaks of P2P.
+class Timed(NamedTuple):
+    """One run: seconds of the map, None without one; from start to prompt; its steps; the line that speaks of P2P."""
 
-    `fakes` is how many fake GPUs there are, 0 for real ones.
-    """
-    begin = time.monotonic()
-    command = [sys.executable, "-c", TIMED.format(fakes=fakes, room=room(fakes)), *words]
+    map_s: float | None
+    whole_s: float
+    steps: list[tuple[float, str]]
+    said: str
+
+
+def run(words: list[str], variables: dict[str, str], fakes: int, *, steps: bool, without: bool = False) -> Timed:
+    """Run collbench once. `fakes` is how many fake GPUs there are, 0 for real ones."""
+    plan = {"fakes": fakes, "room": room(fakes), "steps": steps, "without": without}
+    variables = variables | {"MAP_TIME": json.dumps(plan)}
     if fakes and "--map-p2p" in words:
-        variables = variables | {"FAKE_FREE": str(ROOM_FOR_COPIES)}
+        variables |= {"FAKE_FREE": str(ROOM_FOR_COPIES)}
+    begin = time.monotonic()
+    command = [sys.executable, "-c", TIMED, *words]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
     whole = time.monotonic() - begin
-    mapped = [float(line.split()[1]) for line in done.stderr.splitlines() if line.startswith("MAP ")]
+    if without:
+        return Timed(None, whole, [], f"status {done.returncode}")
+    mapped = [json.loads(line.removeprefix("MAP ")) for line in done.stderr.splitlines() if line.startswith("MAP ")]
     said = [line for line in done.stdout.splitlines() if line.startswith(("answer", "p2p"))]
     if not (mapped and said):
         raise SystemExit(f"{' '.join(words)} failed:\n{done.stdout}\n{done.stderr}")
-    return mapped[0], whole, said[0]
+    return Timed(mapped[0]["seconds"], whole, mapped[0]["steps"], said[0])
+
+
+def table(runs: Iterable[list[tuple[float, str]]]) -> list[str]:
+    """Return a line for each kind of step: how often, and the median over runs of the seconds of all its steps."""
+    sums = [summed(steps) for steps in runs]
+    names = dict.fromkeys(name for one in sums for name in one)
+    rows = [(name, [one.get(name, (0, 0.0)) for one in sums]) for name in names]
+    return [f"    {name:<58} {of[-1][0]:4} {median(seconds for _, seconds in of):8.3f} s" for name, of in rows]
+
+
+def summed(steps: list[tuple[float, str]]) -> dict[str, tuple[int, float]]:
+    """Return how many steps of each name there were, and their seconds."""
+    found: dict[str, tuple[int, float]] = {}
+    for seconds, name in steps:
+        count, before = found.get(name, (0, 0.0))
+        found[name] = (count + 1, before + seconds)
+    return found
+
+
+COMMANDS = {"check": ["check"], "map": ["check", "--map-p2p"]}
 
 
 def main() -> None:
@@ -112,6 +199,9 @@ def main() -> None:
     parser.add_argument("--gpus", default="2,8", metavar="LIST", help="how many, of the first ones")
     parser.add_argument("--repeats", type=int, default=3, metavar="N")
     parser.add_argument("--fakes", action="store_true")
+    parser.add_argument("--only", choices=[*COMMANDS], help="one of the two commands")
+    parser.add_argument("--without", action="store_true", help="also time `check` without the map, in turn")
+    parser.add_argument("--steps", type=Path, metavar="FILE", help="time the map's steps, and append them as JSON")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores{', FAKES' if options.fakes else ''}")
     with tempfile.TemporaryDirectory() as name:
@@ -120,15 +210,32 @@ def main() -> None:
             variables |= {"XDG_STATE_HOME": name, "NO_COLOR": "1"}
             where = ["--backend", "cuda", "--devices", ",".join(map(str, range(gpus)))]
             size = ["--sizes", "64K"] if options.fakes else []  # what the map adds does not depend on it
-            for words in (["check", *where, *size], ["check", "--map-p2p", *where]):
-                times = [run(words, variables, gpus if options.fakes else 0) for _ in range(options.repeats)]
-                maps, wholes, said = zip(*times, strict=True)
-                figures = ", ".join(f"{one:.2f}" for one in maps)
-                print(
-                    f"{gpus} GPUs, {words[0]}{' --map-p2p' if '--map-p2p' in words else ''}: the map {figures} s, "
-                    f"median {median(maps):.2f} s; start to prompt {median(wholes):.2f} s; {said[-1]}",
-                    flush=True,
-                )
+            fakes = gpus if options.fakes else 0
+            for command in [options.only] if options.only else [*COMMANDS]:
+                words = [*COMMANDS[command], *where, *(size if command == "check" else [])]
+                runs, without = list[Timed](), list[float]()
+                for _ in range(options.repeats):
+                    runs.append(run(words, variables, fakes, steps=options.steps is not None))
+                    if options.without and command == "check":
+                        without.append(run(words, variables, fakes, steps=False, without=True).whole_s)
+                report(gpus, " ".join(COMMANDS[command]), runs, without)
+                if options.steps:
+                    print(*table(one.steps for one in runs), sep="\n", flush=True)
+                    with options.steps.open("a", encoding="utf-8") as file:
+                        for one in runs:
+                            line = {"gpus": gpus, "command": command, **one._asdict(), "steps": summed(one.steps)}
+                            file.write(json.dumps(line) + "\n")
+
+
+def report(gpus: int, command: str, runs: list[Timed], without: list[float]) -> None:
+    """Print one line on all runs of a command."""
+    maps = [one.map_s or 0.0 for one in runs]
+    apart = f", without the map {median(without):.2f} s" if without else ""
+    print(
+        f"{gpus} GPUs, {command}: the map {', '.join(f'{one:.2f}' for one in maps)} s, median {median(maps):.2f} s; "
+        f"start to prompt {median(one.whole_s for one in runs):.2f} s{apart}; {runs[-1].said}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
