@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "stream.hpp"
 
 namespace recorder {
@@ -15,8 +17,14 @@ namespace {
 
 // What NVTX 3 gives a tool [nvtxTypes.h]: tables of the addresses of its function pointers.
 enum Module : int { CORE = 1, DOMAINS = 5 };
-enum CoreFunction { START_EX = 4, START = 5, PUSH_EX = 8, PUSH = 9 };
-enum DomainFunction { DOMAIN_START_EX = 2, DOMAIN_PUSH_EX = 4, DOMAIN_REGISTER_STRING = 10 };
+enum CoreFunction { START_EX = 4, START = 5, END = 7, PUSH_EX = 8, PUSH = 9, PUSH_WIDE = 10, POP = 11 };
+enum DomainFunction {
+  DOMAIN_START_EX = 2,
+  DOMAIN_END = 3,
+  DOMAIN_PUSH_EX = 4,
+  DOMAIN_POP = 5,
+  DOMAIN_REGISTER_STRING = 10
+};
 constexpr uint32_t CALLBACKS = 1;
 constexpr int NOT_TRACKED = -2;  // NVTX_NO_PUSH_POP_TRACKING: what a push returns without a tool
 using Table = void (***)();
@@ -75,12 +83,45 @@ void mark() {
   close(file);
 }
 
-int push(const char* name) { return is_step(name) ? (mark(), NOT_TRACKED) : NOT_TRACKED; }
-int push_ex(const Attributes* range) { return is_step(range) ? (mark(), NOT_TRACKED) : NOT_TRACKED; }
-uint64_t start(const char* name) { return is_step(name) ? (mark(), 0) : 0; }
-uint64_t start_ex(const Attributes* range) { return is_step(range) ? (mark(), 0) : 0; }
+// Within a step no range is another one. Pushed ranges are a stack for each thread; those of all domains count
+// together, for a domain that a tool does not create has no handle.
+thread_local int depth = 0;        // of a pushed step and the ranges above it; 0: none is open
+std::atomic<uint64_t> started{0};  // the step that some thread has started and not ended; 0: none
+std::atomic<uint64_t> started_ever{0};
+
+int pushes(bool step) {
+  if (!depth && step && !started) mark();
+  if (depth || step) ++depth;
+  return NOT_TRACKED;
+}
+
+int pop() {
+  if (depth) --depth;
+  return NOT_TRACKED;
+}
+
+uint64_t starts(bool step) {
+  if (!step || depth) return 0;
+  uint64_t none = 0;
+  const uint64_t id = ++started_ever;
+  if (!started.compare_exchange_strong(none, id)) return 0;
+  mark();
+  return id;
+}
+
+void end(uint64_t id) {
+  if (id) started.compare_exchange_strong(id, 0);
+}
+
+int push(const char* name) { return pushes(is_step(name)); }
+int push_wide(const wchar_t*) { return pushes(false); }
+int push_ex(const Attributes* range) { return pushes(is_step(range)); }
+uint64_t start(const char* name) { return starts(is_step(name)); }
+uint64_t start_ex(const Attributes* range) { return starts(is_step(range)); }
 int domain_push_ex(void*, const Attributes* range) { return push_ex(range); }
+int domain_pop(void*) { return pop(); }
 uint64_t domain_start_ex(void*, const Attributes* range) { return start_ex(range); }
+void domain_end(void*, uint64_t id) { end(id); }
 void* domain_register(void*, const char* name) { return is_step(name) ? &step_name : &other_name; }
 
 template <typename Function>
@@ -100,11 +141,16 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjectionNvtx2(c
   if (!callbacks || callbacks->size < sizeof(Callbacks) || !callbacks->functions(CORE, &table, &count)) return 0;
   attach(table, count, START_EX, start_ex);
   attach(table, count, START, start);
+  attach(table, count, END, end);
   attach(table, count, PUSH_EX, push_ex);
   attach(table, count, PUSH, push);
+  attach(table, count, PUSH_WIDE, push_wide);
+  attach(table, count, POP, pop);
   if (callbacks->functions(DOMAINS, &table, &count)) {
     attach(table, count, DOMAIN_START_EX, domain_start_ex);
+    attach(table, count, DOMAIN_END, domain_end);
     attach(table, count, DOMAIN_PUSH_EX, domain_push_ex);
+    attach(table, count, DOMAIN_POP, domain_pop);
     attach(table, count, DOMAIN_REGISTER_STRING, domain_register);
   }
   return 1;

@@ -38,6 +38,17 @@ static void begin(const char* kind, const char* name) {
   }
   if (!strcmp(kind, "wide")) nvtxRangePushW(L"step"), nvtxRangePop();
   if (!strcmp(kind, "unnamed")) nvtxRangePushA(NULL), nvtxRangePop();
+  // What stays open until its "pop" or "end".
+  static nvtxRangeId_t open;
+  if (!strcmp(kind, "open-push")) nvtxRangePushA(name);
+  if (!strcmp(kind, "open-wide")) nvtxRangePushW(L"wide");
+  if (!strcmp(kind, "open-domain-push")) nvtxDomainRangePushEx(domain, &range);
+  if (!strcmp(kind, "open-start")) open = nvtxRangeStartA(name);
+  if (!strcmp(kind, "open-domain-start")) open = nvtxDomainRangeStartEx(domain, &range);
+  if (!strcmp(kind, "pop")) nvtxRangePop();
+  if (!strcmp(kind, "domain-pop")) nvtxDomainRangePop(domain);
+  if (!strcmp(kind, "end")) nvtxRangeEnd(open);
+  if (!strcmp(kind, "domain-end")) nvtxDomainRangeEnd(domain, open);
 }
 
 int main(int count, char** words) {

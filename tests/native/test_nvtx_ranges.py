@@ -69,3 +69,26 @@ def test_a_forked_process_marks_its_own_steps(program: Path, tmp_path: Path) -> 
     marks = streams.marks(tmp_path.iterdir())
     assert sorted(map(len, marks.values())) == [1, 1]
     assert (os.uname().nodename, said[0][0]) in marks
+
+
+OPEN = {"open-push": "pop", "open-domain-push": "domain-pop", "open-start": "end", "open-domain-start": "domain-end"}
+
+
+@pytest.mark.parametrize("begin", OPEN)
+def test_a_range_within_a_step_is_no_other_step(begin: str, program: Path, tmp_path: Path) -> None:
+    """As of an optimizer's "step" within a trainer's, of any kind, at any depth; the next step is one again."""
+    other = ("open-push", "forward"), ("open-wide", ""), ("push", "step"), ("pop", ""), ("pop", "")
+    nested = [(kind, "step") for kind in KINDS]
+    steps = [step for _ in range(3) for step in ((begin, "step"), *nested, *other, *nested, (OPEN[begin], ""))]
+    said = began(program, tmp_path, *steps)
+    ((_, times),) = streams.marks(tmp_path.iterdir()).items()
+    outer = said[:: len(steps) // 3]
+    assert len(times) == 3
+    assert all(before <= time <= after for (_, before, after), time in zip(outer, times, strict=True))
+
+
+def test_ranges_around_a_step_do_not_hide_it(program: Path, tmp_path: Path) -> None:
+    """Within an epoch, after a pop too many, and after the end of a range that is no step."""
+    stray = ("pop", ""), ("end", ""), ("open-start", "load"), ("end", "")
+    began(program, tmp_path, ("open-push", "epoch"), *stray, ("push", "step 1"), *stray, ("start", "step 2"))
+    assert [len(times) for times in streams.marks(tmp_path.iterdir()).values()] == [2]
