@@ -85,6 +85,18 @@ def test_a_step_is_compute_exposed_communication_copies_and_idle() -> None:
     assert job_file.loads(job_file.dumps(job), "job") == job
 
 
+def test_a_step_without_its_first_kernel_is_as_long_as_the_others() -> None:
+    """CUPTI dropped one: the time from the next kernel to that of the step after it is a step, too."""
+    events = []
+    for number in range(5):
+        at = 1e6 + 100.0 * number
+        first, other = call(2 * number, at, at + 10, 20.0), call(2 * number + 1, at + 1, at + 50, 20.0)
+        events += [event("gemm", at + 40, 30.0), mark(number, at), *(first[:1] if number == 2 else first), *other]
+    (rank,) = job_of([trace_of(events)]).ranks
+    assert rank.step is not None
+    assert [one.gpu_time.total if one.gpu_time else None for one in rank.step.samples] == [100.0] * 4 + [None]
+
+
 def test_the_page_says_it_first_and_adds_up() -> None:
     own = report(job_of([steps()]))
     assert own is not None
@@ -376,6 +388,12 @@ def test_perfetto_gets_each_kernel_and_its_waiting_and_transfer() -> None:
             lengths = {part["name"]: part["dur"] for part in parts}
             assert lengths == pytest.approx({"transfer": 30.0} if rank == 0 else {"waiting": 7.0, "transfer": 30.0})
             assert sum(lengths.values()) == pytest.approx(whole["dur"])
+
+
+def test_a_kernel_that_begins_before_its_call_begins_the_trace() -> None:
+    """The GPU's clock may be behind the host's; a moment before 0 is none in a trace."""
+    ((_, slices),) = exported(job_of([trace_of([event("gemm", 0.0, 9.0), *call(1, 300.0, 100.0, 40.0)])])).items()
+    assert [whole["ts"] for whole, _ in slices] == [0.0]
 
 
 def test_kernels_that_overlap_get_threads_of_their_own() -> None:

@@ -42,8 +42,10 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
         job_call = Call(call.operation, known, group, call.dtype, "", call.root, call.peer, call.captured)
         return calls.setdefault(job_call, len(calls))
 
-    starts = [trace.origin + call.start for trace in traces for call in trace.calls if not math.isnan(call.start)]
-    began = min(starts, default=0.0)
+    moments = (
+        trace.origin + moment for trace in traces for one in trace.calls for moment in (one.start, one.gpu_start)
+    )
+    began = min((moment for moment in moments if not math.isnan(moment)), default=0.0)
     ranks = tuple(
         _rank(number, trace, [number_of(trace, call) for call in trace.calls], began) for number, trace in ranked
     )
@@ -146,10 +148,15 @@ def _on_gpu(rank: JobRank, trace: Trace, began: float, transfers: Mapping[tuple[
         return tuple(round(float(one), 3) for one in least)
 
     def timed(phase: Phase) -> Phase:
-        begins = {one.repetition: next(filter(None, one.gpu_starts), None) for one in phase.samples}
+        # To the same call as from, the first one whose kernel is known in each repetition.
+        known = zip(*(one.gpu_starts for one in phase.samples if one.gpu_starts), strict=True)
+        first = next((place for place, starts in enumerate(known) if all(starts)), None)
+        begins = {
+            one.repetition: one.gpu_starts[first] for one in phase.samples if one.gpu_starts and first is not None
+        }
         samples = []
         for sample in phase.samples:
-            start, end = begins[sample.repetition], begins.get(sample.repetition + 1)
+            start, end = begins.get(sample.repetition), begins.get(sample.repetition + 1)
             passed = None
             if start is not None and end is None and sample.step:
                 end = start + sample.step
