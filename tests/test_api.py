@@ -22,7 +22,7 @@ from collbench.cli.program import cli
 from collbench.cluster.page import as_plain
 from collbench.jobs.predict import page as prediction
 from collbench.jobs.replay.results import replays_of
-from collbench.judge.diagnose import judge
+from collbench.judge.diagnose import Diagnosis, judge
 from collbench.launch import torchrun
 from collbench.model.operations import COLLECTIVES, Operation
 from collbench.report.text import verdicts
@@ -374,7 +374,7 @@ def test_a_verdict_has_an_explanation() -> None:
     run = pair_run(3, lambda a, b: 200.0 if (a, b) == (0, 1) else 326.0)
     (verdict,) = collbench.check(run)
     assert collbench.explain(verdict, run).startswith("GPU0-GPU1: ")
-    shown = verdicts.as_json(run, [verdict])["verdicts"][0]
+    shown = verdicts.as_json(Diagnosis(run))["verdicts"][0]
     assert (verdict.cause.text, verdict.fix) == (shown["cause"], shown["command"])
     assert shown["what"] == f"{verdict.place}: {verdict.text}."
     with pytest.raises(collbench.Error, match=r"collbench\.load"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.judge.diagnose import judge, not_judged
+from collbench.judge.diagnose import Diagnosis
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.run import Run
 from collbench.model.units import parse_size, parse_sizes
@@ -33,8 +33,7 @@ def test_any_text_is_refused_as_a_run_file(content: str) -> None:
 @settings(max_examples=8)
 @given(values(Run))
 def test_any_valid_run_is_judged(run: Run) -> None:
-    verdicts_of_run = judge(run)
-    not_judged(run)
-    assert verdicts.status(run, verdicts_of_run) in (0, 1, 3, 4)
-    assert text(verdicts.page(run, verdicts_of_run), wide=60)
-    json.loads(verdicts.dumps(run, verdicts_of_run))
+    diagnosis = Diagnosis(run)
+    assert diagnosis.status in (0, 1, 3, 4)
+    assert text(verdicts.page(diagnosis), wide=60)
+    json.loads(verdicts.dumps(diagnosis))

@@ -125,12 +125,13 @@ def test_a_module_that_is_named_in_a_table_has_what_it_is_loaded_for(module: str
 
 def test_a_run_of_links_is_shown_without_the_annex_of_jobs() -> None:
     code = """import sys
+from collbench.judge.diagnose import Diagnosis
 from collbench.report.html.content import content
 from collbench.report.rows import rows
 from collbench.report.text.measured import page
 from tests.builders import pair_run
 run = pair_run(2, lambda a, b: 20.0)
-assert rows(run) and list(page(run)) and content([("run.json", run)], "")
+assert rows(run) and list(page(Diagnosis(run))) and content([("run.json", run)], "")
 print(sorted(name for name in sys.modules if name.startswith("collbench.jobs")))"""
     started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert started.stdout == "[]\n"

@@ -11,6 +11,7 @@ import click
 import pytest
 
 from collbench.cli.measuring import leave_with
+from collbench.judge.diagnose import Diagnosis
 from collbench.model.operations import Operation
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
@@ -130,7 +131,7 @@ def test_pairs_and_check_end_with_3_for_a_rate_below_normal_and_name_it_first(pr
     run_file.save(slow, Path("run.json"))
     line = "allreduce at 1G on 2 GPUs: below, 250.0 GB/s; band 304.2 to 353.4 (1 source)"
     with pytest.raises(click.exceptions.Exit) as left:
-        leave_with(slow)  # as pairs does
+        leave_with(Diagnosis(slow))  # as pairs does
     assert left.value.exit_code == 3
     assert program("show", "run.json").out.startswith(f"{line}: 'collbench check run.json' explains it\n")
     checked = program("check", "run.json")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.judge.diagnose import judge
+from collbench.judge.diagnose import Diagnosis, judge
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run
@@ -100,7 +100,7 @@ def test_pairs_begins_with_what_contradicts_labels_and_has_the_status_of_check(
 def test_pairs_of_cores_are_not_judged_by_labels_that_collbench_made() -> None:
     slow = copies_of_cores(slow=(0, 1))
     assert judge(slow)
-    assert contradiction(slow) == ""
+    assert contradiction(Diagnosis(slow)) == ""
 
 
 def copies_of_cores(slow: tuple[int, int]) -> Run:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from collbench.cluster.nodes import State
 from collbench.cluster.nodes import judge as judge_nodes
 from collbench.judge.compare import Comparison, Verdict, compare
-from collbench.judge.diagnose import Severity, coverage, judge, not_judged
+from collbench.judge.diagnose import Diagnosis, Severity, judge
 from collbench.judge.physics import impossible
 from collbench.judge.summary import rank_summary
 from collbench.judge.tiers import Relation, rank_links
@@ -99,8 +99,9 @@ def test_fewer_points_make_no_link_tied_to_the_same_best(made: Made, sigma: floa
 def test_fewer_points_make_no_more_pairs_judged_and_no_more_excused(made: Made, share: float) -> None:
     whole = made.run(PAIRS)
     less = without_points(whole, made.rng, share)
-    assert set(coverage(less).judged) <= set(coverage(whole).judged)
-    excused, fewer = ({pair for pair, why in coverage(run).missed.items() if why.by_design} for run in (whole, less))
+    of_whole, of_less = (Diagnosis(run).coverage for run in (whole, less))
+    assert set(of_less.judged) <= set(of_whole.judged)
+    excused, fewer = ({pair for pair, why in one.missed.items() if why.by_design} for one in (of_whole, of_less))
     assert fewer <= excused
     assert not any(one.all_tied and one.lacking for ranked in rank_summary(less) for one in ranked.rankings)
 
@@ -111,7 +112,7 @@ def test_without_a_point_a_contradiction_remains_or_something_is_said_to_be_miss
     run = steady(made.run(COPIES + PAIRS[1:], trials=1), 6, 0.003)
     few = without_points(run, made.rng)
     if contradicted(run) and not contradicted(few):
-        assert not_judged(few)
+        assert Diagnosis(few).not_judged
 
 
 @tried()
@@ -122,7 +123,7 @@ def test_with_fewer_trials_a_contradiction_remains_or_something_is_said_to_be_mi
     run = steady(made.run(COPIES + PAIRS[1:], trials=1), 9, 0.003)
     few = cut(run, data.draw(st.sampled_from((1, 2, 3))), data.draw(subsets(run)))
     if contradicted(run) and not contradicted(few):
-        assert not_judged(few)
+        assert Diagnosis(few).not_judged
 
 
 @tried(0.5)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from collbench.choose.fitness import left_out
 from collbench.choose.select import choose
 from collbench.judge.compare import compare
-from collbench.judge.diagnose import coverage, judge
+from collbench.judge.diagnose import Diagnosis
 from collbench.judge.outcome import TroubleKind, outcome
 from collbench.judge.references import ReferenceVerdict, load
 from collbench.judge.references import judge as against
@@ -43,7 +43,7 @@ def failing(run: Run, place: int, kind: FailureKind | None, trials: int) -> Run:
 
 
 def first_line(run: Run) -> str:
-    return text(page(run)).strip().splitlines()[0]
+    return text(page(Diagnosis(run))).strip().splitlines()[0]
 
 
 def tags(run: Run, found: Measurement) -> set[str]:
@@ -81,13 +81,13 @@ def test_nothing_ties_agrees_or_is_normal_over_a_failure(
             assert " tie " not in f" {verdict_of(ranking)} "
         relations = {one.relation for one in ranking.standings if tuple(sorted(one.members)) in failed}
         assert relations <= {Relation.FAILED, Relation.IMPOSSIBLE}
-    assert "All pairs tie" not in text(page(broken))
-    assert not failed & set(coverage(broken).judged)
-    found = judge(broken)
-    assert verdicts.status(broken, found) != 0
+    assert "All pairs tie" not in text(page(Diagnosis(broken)))
+    diagnosis = Diagnosis(broken)
+    assert not failed & set(diagnosis.coverage.judged)
+    assert diagnosis.status != 0
     count = len(run.devices) * (len(run.devices) - 1) // 2
-    assert f"agree {count} of {count}" not in " ".join(text(verdicts.page(broken, found)).split())
-    assert verdicts.conclusion(broken, coverage(broken), found) != "Labels, tools and measurement agree."
+    assert f"agree {count} of {count}" not in " ".join(text(verdicts.page(diagnosis)).split())
+    assert verdicts.conclusion(diagnosis) != "Labels, tools and measurement agree."
     assert all(
         not one.failed or one.standing is not ReferenceVerdict.NORMAL for one in against(broken, FIGURES).answers
     )

@@ -8,13 +8,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.judge.diagnose import Kind, judge
+from collbench.judge.diagnose import Diagnosis, Kind, judge
 from collbench.judge.physics import Hardware, impossible
 from collbench.judge.stats import rate_gbs
 from collbench.model.operations import Work
 from collbench.model.run import Run
 from collbench.report.rows import as_json, rows
-from collbench.report.text import verdicts
 from tests.invariants.machines import (
     COLLECTIVES,
     COPIES,
@@ -80,7 +79,7 @@ def test_what_beats_the_machine_is_a_contradiction_wherever_it_is_reported(
     faster = hurried(run, place, most * data.draw(st.floats(1.03, 8.0)))
     found = judge(shuffled(faster, made.rng))
     assert BEYOND & {verdict.kind for verdict in found}
-    assert verdicts.status(faster, found) == 3
+    assert Diagnosis(faster).status == 3
     if Kind.HIDDEN_NVLINK not in {verdict.kind for verdict in found}:
         assert [one.point for one in impossible(faster)] == [point]
         exported = json.loads(as_json(rows(faster)))

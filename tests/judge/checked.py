@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path as File
 
-from collbench.judge.diagnose import Kind, Severity, Verdict, judge, not_judged
+from collbench.judge.diagnose import Diagnosis, Kind, Severity, Verdict, judge
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
@@ -146,7 +146,7 @@ def slow(links: Sequence[Members], factor: float, *, copies: bool = True) -> Rat
 
 def undone(run: Run) -> list[str]:
     """Return the checks that a run does not allow, as pages tell them."""
-    return [verdicts.not_done(one, run) for one in not_judged(run)]
+    return [verdicts.not_done(one, run) for one in Diagnosis(run).not_judged]
 
 
 def failed(

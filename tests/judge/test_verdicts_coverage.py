@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from collbench.judge.diagnose import coverage
+from collbench.judge.diagnose import Diagnosis
 from collbench.judge.outcome import AbsenceKind
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant, Work
@@ -46,7 +46,7 @@ def both(size: int = GIB, trials: int = 3) -> list[Measurement]:
     ],
 )
 def test_what_judges_a_pair(title: str, run: Run) -> None:
-    found = coverage(run)
+    found = Diagnosis(run).coverage
     assert (found.judged, found.missed, found.pairs, found.lacking) == (((0, 1),), {}, 1, {})
 
 
@@ -78,7 +78,7 @@ STAGED = [variant(one, Variant.STAGED) for one in both()]
     ],
 )
 def test_what_does_not_and_why(title: str, run: Run, kind: AbsenceKind, reason: str) -> None:
-    found = coverage(run)
+    found = Diagnosis(run).coverage
     assert (found.judged, found.pairs, found.lacking) == ((), 1, found.missed)
     assert found.missed[0, 1].kind == kind
     assert sentences.absence(found.missed[0, 1], run).startswith(reason)
@@ -87,7 +87,9 @@ def test_what_does_not_and_why(title: str, run: Run, kind: AbsenceKind, reason: 
 def test_what_wrong_data_ended_is_not_called_interrupted() -> None:
     wrong = [Skipped(SkipKind.WRONG_DATA, members=(0, 1))]
     run = replace(run_of(gpus(3), []), complete=False, skipped=wrong)
-    assert sentences.absence(coverage(run).missed[1, 2], run) == "not measured: the run was ended by wrong data"
+    assert (
+        sentences.absence(Diagnosis(run).coverage.missed[1, 2], run) == "not measured: the run was ended by wrong data"
+    )
 
 
 def given_up(found: Measurement, kind: FailureKind) -> Measurement:
@@ -96,11 +98,11 @@ def given_up(found: Measurement, kind: FailureKind) -> Measurement:
 
 def test_a_pair_on_which_something_failed_is_not_judged_whatever_else_was_measured() -> None:
     bad = given_up(measured(Operation.SM_READ, (1, 0), 300.0), FailureKind.HANG)
-    (absence,) = coverage(two(*both(), bad)).missed.values()
+    (absence,) = Diagnosis(two(*both(), bad)).coverage.missed.values()
     assert absence.kind is AbsenceKind.FAILED
     untried = given_up(measured(Operation.SM_READ, (1, 0), 300.0), FailureKind.UNTRIED)
-    assert coverage(two(*both(), untried)).judged == ()
-    (absence,) = coverage(two(both()[0], untried)).missed.values()
+    assert Diagnosis(two(*both(), untried)).coverage.judged == ()
+    (absence,) = Diagnosis(two(both()[0], untried)).coverage.missed.values()
     assert (absence.kind, absence.failure) == (AbsenceKind.FAILED, untried.failure)
 
 
@@ -122,13 +124,13 @@ def refused(*works: Work) -> list[Skipped]:
 def test_no_peer_access_excuses_a_pair_where_it_is_all_that_is_lacking(
     title: str, skipped: list[Work], operations: list[Operation], by_design: bool
 ) -> None:
-    found = coverage(replace(two(operations=operations), skipped=refused(*skipped)))
+    found = Diagnosis(replace(two(operations=operations), skipped=refused(*skipped))).coverage
     (absence,) = found.missed.values()
     assert (absence.by_design, len(found.lacking)) == (by_design, 0 if by_design else 1)
     plain = skipped[0].variant is Variant.PLAIN
     assert absence.kind is (AbsenceKind.SKIPPED if plain else AbsenceKind.NOT_MEASURED)
     cut = replace(two(operations=operations), skipped=refused(*skipped), complete=False)
-    (absence,) = coverage(cut).missed.values()
+    (absence,) = Diagnosis(cut).coverage.missed.values()
     assert absence.kind is (AbsenceKind.SKIPPED if by_design else AbsenceKind.NOT_REACHED)
 
 

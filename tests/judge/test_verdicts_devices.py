@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.judge.diagnose import Kind, judge, unstaged
+from collbench.judge.diagnose import Diagnosis, Kind, judge
 from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Run
@@ -214,18 +214,19 @@ WITHOUT_STAGING = (Variant.PLAIN, Variant.HOST)
 def test_without_staged_copies_the_page_says_that_p2p_may_be_the_slower(direct: float) -> None:
     """What `check` accuses once it has staged copies is left open without them, never denied."""
     run = only(via_host(direct, 21.0), *WITHOUT_STAGING)
-    assert {reading.members for reading in unstaged(run, judge(run))} == {(0, 1), (1, 0)}
-    assert f"P2P reaches {figure(direct)} GB/s on GPU0-GPU1; a" in verdicts.against_staging(run, judge(run))
+    diagnosis = Diagnosis(run)
+    assert {reading.members for reading in diagnosis.unstaged} == {(0, 1), (1, 0)}
+    assert f"P2P reaches {figure(direct)} GB/s on GPU0-GPU1; a" in verdicts.against_staging(diagnosis)
     alone = replace(run, devices=run.devices[:2], paths=run.paths[:1])
     alone.measurements[:] = [m for m in run.measurements if set(m.point.members) <= {0, 1}]
     assert faults(alone) == []  # nothing to compare the two with
-    page = text(verdicts.page(alone, judge(alone)))
+    page = text(verdicts.page(Diagnosis(alone)))
     assert page.startswith("Nothing contradicts the labels, but P2P may be slower than host memory.")
     assert "a full 'collbench check' tells whether host memory is faster" in page
     assert "agree" not in page.partition("\n")[2]
-    assert "p2p       P2P reaches" in text(pairs_page(alone))
+    assert "p2p       P2P reaches" in text(pairs_page(Diagnosis(alone)))
     *_, wrong = content([("run.json", alone)], "0.1.0")["runs"][0]["answers"]
-    assert verdicts.against_staging(alone, judge(alone)) in str(wrong)
+    assert verdicts.against_staging(Diagnosis(alone)) in str(wrong)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,7 @@ def test_without_staged_copies_the_page_says_that_p2p_may_be_the_slower(direct: 
     ],
 )
 def test_nothing_is_left_open_where_the_rates_do_not_make_it_likely(title: str, run: Run) -> None:
-    assert unstaged(run, judge(run)) == [], title
+    assert Diagnosis(run).unstaged == [], title
 
 
 def test_without_peer_access_both_are_staged() -> None:
@@ -249,7 +250,7 @@ def test_without_peer_access_both_are_staged() -> None:
     kinds = [v.kind for v in judge(replace(run, paths=refused))]
     assert Kind.P2P_SLOWER_THAN_STAGED not in kinds
     without = only(replace(run, paths=refused), *WITHOUT_STAGING)
-    assert unstaged(without, judge(without)) == []
+    assert Diagnosis(without).unstaged == []
 
 
 def test_copies_beside_others_are_not_compared_with_staged_ones() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.judge.diagnose import Kind, coverage
+from collbench.judge.diagnose import Diagnosis, Kind
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, SkipKind, Skipped
@@ -102,7 +102,7 @@ def test_other_failures_are_no_hang_whatever_their_words(
 @pytest.mark.parametrize("kind", list(FailureKind))
 def test_a_pair_with_what_failed_or_was_not_tried_is_not_among_those_that_agree(kind: FailureKind) -> None:
     """Its other copies and its all-reduce would be enough to judge it."""
-    covered = coverage(failed(h200(), Operation.CE_WRITE, (2, 1), HUNG, kind))
+    covered = Diagnosis(failed(h200(), Operation.CE_WRITE, (2, 1), HUNG, kind)).coverage
     assert [*covered.lacking] == [(1, 2)]
     assert len(covered.judged) == 5
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collbench.judge.diagnose import Kind, Severity, Verdict, judge
+from collbench.judge.diagnose import Diagnosis, Kind, Severity, Verdict, judge
 from collbench.judge.point_noise import note_noise
 from collbench.model.operations import Operation
 from collbench.model.run import Run
@@ -117,7 +117,7 @@ def test_no_pair_of_such_a_gpu_agrees() -> None:
     logs = noise(0.002)
     logs[:, of_gpu(2), 1] += SLOWER
     run = run_with(logs)
-    shown = text(verdicts.page(run, judge(run)))
+    shown = text(verdicts.page(Diagnosis(run)))
     assert "3 of 6 pairs" in shown
     assert "measurement agree" not in shown
 

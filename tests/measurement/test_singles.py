@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from collbench.judge.diagnose import Diagnosis
 from collbench.judge.tails import tails
 from collbench.measurement.backends.protocol import Step, Timing, time_step
 from collbench.measurement.backends.sim import SimBackend
@@ -150,6 +151,6 @@ def test_a_simulated_straggler_is_named_on_the_page() -> None:
     (tail,) = tails(run)
 
     assert [rank.member for rank in tail.late] == [2]
-    shown = text_of(page(run))
+    shown = text_of(page(Diagnosis(run)))
     assert "GPU2 arrives 50.00 µs later than the others" in " ".join(shown.split())
     assert "500 single launches" in shown

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from collbench.judge.diagnose import Diagnosis
 from collbench.model.errors import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import CommandKind, DataPoint, Measurement, Run, StopReason
@@ -108,9 +109,9 @@ def failed() -> Run:
     ids=["empty", "one device", "failed", "a pair", "a collective"],
 )
 def test_every_run_has_an_answer(run: Run, says: str) -> None:
-    found = answer.as_json(run)
+    found = answer.as_json(Diagnosis(run))
     jsonschema.validate(json.loads(json.dumps(found)), SCHEMA)
     assert says in found["failed"]
     assert bool(found["failed"]) is bool(says)
     survey = dataclasses.replace(run, settings=dataclasses.replace(run.settings, kind=CommandKind.NODES))
-    assert set(answer.as_json(survey)) == {"failed", "rates"}
+    assert set(answer.as_json(Diagnosis(survey))) == {"failed", "rates"}

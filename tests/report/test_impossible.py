@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from collbench.judge.diagnose import Diagnosis
 from collbench.judge.physics import impossible, marked
 from collbench.judge.summary import rank_summary
 from collbench.judge.tiers import Relation, rank_pairs
@@ -52,7 +53,7 @@ def marks(run: Run) -> dict[str, bool]:
         "nccl-tests": any(line.startswith("# IMPOSSIBLE") for line in nccl_tests.lines(run)),
         "nccl-tests' verdict": any("FAILED" in line for line in nccl_tests.lines(run)),
         "html": "impossible" in json.dumps(content([("run.json", run)], "1")["runs"][0]["data"]),
-        "the page": "impossible" in text(page(run)).lower(),
+        "the page": "impossible" in text(page(Diagnosis(run))).lower(),
     }
 
 
@@ -86,7 +87,7 @@ def test_rank_does_not_say_failed_of_a_rate_above_a_limit() -> None:
     assert [one.relation for one in pair_ranking.standings] == [Relation.IMPOSSIBLE]
     assert pair_ranking.failed == pair_ranking.impossible == ((0, 1),)
     assert not pair_ranking.all_tied
-    said = text(ranking.page(WRONG, rank_summary(WRONG)), verbose=False)
+    said = text(ranking.page(Diagnosis(WRONG), rank_summary(WRONG)), verbose=False)
     assert "impossible" in said
     assert "1 with a rate above the limit" in said
     assert "failed" not in said.lower()

@@ -2,6 +2,7 @@ from itertools import permutations
 
 import pytest
 
+from collbench.judge.diagnose import Diagnosis
 from collbench.judge.summary import rank_summary
 from collbench.model.operations import Operation
 from collbench.report.text.ranking import page
@@ -18,7 +19,7 @@ MIB = 2**20
 )
 def test_every_point_of_a_map_is_the_run_files(operation: Operation, size: int, unit: str) -> None:
     run = recorded()
-    drawn = text(page(run, rank_summary(run, operation, size)))
+    drawn = text(page(Diagnosis(run), rank_summary(run, operation, size)))
     assert f", {unit}\n" in drawn
     lines = drawn[drawn.index("\n       GPU0   GPU1") :].split("\n")[2:6]
     table = {cells[0]: cells[1:] for cells in map(str.split, lines)}
@@ -34,5 +35,5 @@ def test_latency_and_bandwidth_are_fitted_over_sizes() -> None:
     sizes = [8, 2**10, 2**16, 2**20, 2**26]
     points = [measured(Operation.CE_WRITE, (0, 1), s / (10e-6 + s / 100e9) / 1e9, s) for s in sizes]
     run = run_of(gpus(2), points)
-    (row,) = (line.split() for line in text(page(run, rank_summary(run))).splitlines() if "KiB" in line)
+    (row,) = (line.split() for line in text(page(Diagnosis(run), rank_summary(run))).splitlines() if "KiB" in line)
     assert (row[0], row[2], row[5], row[8:10]) == ("GPU0→GPU1", "10.0", "100.0", ["976.6", "KiB"])  # which are 1e6 B

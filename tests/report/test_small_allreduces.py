@@ -13,6 +13,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from collbench.judge.diagnose import Diagnosis
 from collbench.judge.registration import published, small_allreduces
 from collbench.model.operations import Operation, Registration
 from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
@@ -93,7 +94,7 @@ def test_times_are_shown_for_the_machine_and_number_of_ranks_they_are_of(
 ) -> None:
     custom = small_allreduces(run_with(name=name, count=count)).custom
     assert (custom.machine if custom else None) == machine
-    shown = text(page(run_with(name=name, count=count)), verbose=False)
+    shown = text(page(Diagnosis(run_with(name=name, count=count))), verbose=False)
     assert (f"reference no published times of vLLM's custom all-reduce on {count} × {name}" in shown) == (not machine)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collbench.judge.diagnose import Kind, Severity, judge
+from collbench.judge.diagnose import Diagnosis, Kind, Severity, judge
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
 from collbench.report.text import measured, verdicts
@@ -19,7 +19,7 @@ from tests.sim.made import simulate
 
 
 def page(run: Run, width: int = 100) -> str:
-    return text(verdicts.page(run, judge(run)), wide=width)
+    return text(verdicts.page(Diagnosis(run)), wide=width)
 
 
 @pytest.mark.parametrize(
@@ -65,30 +65,30 @@ def test_without_p2p_the_first_line_names_the_fault_and_no_rate_reads_normal() -
     """Before NCCL's curves were figures, "rates" named only the copies of H100, which are normal."""
     run = nccl_at(26.0)
     run.settings.environment["NCCL_P2P_DISABLE"] = "1"
-    for printed in (text(measured.page(run), verbose=False), page(run)):
+    for printed in (text(measured.page(Diagnosis(run)), verbose=False), page(run)):
         assert printed.startswith("NV_NOT_USED ")
         assert "rates     allreduce at 1G on 2 GPUs: below, 26.0 to 26.0 GB/s" in printed
     # Of other GPUs no figure sees NCCL's rate.
     unknown = nccl_at(26.0, "NVIDIA H200 NVL")
-    assert text(measured.page(unknown), verbose=False).startswith("NV_NOT_USED ")
-    assert "rates" not in text(measured.page(unknown), verbose=False) + page(unknown)
+    pairs = text(measured.page(Diagnosis(unknown)), verbose=False)
+    assert pairs.startswith("NV_NOT_USED ")
+    assert "rates" not in pairs + page(unknown)
 
 
 def test_check_says_what_is_below_normal_where_labels_and_copies_agree() -> None:
     """280 GB/s is no contradiction to a link of 450, but healthy pairs of H100 reach 304 or more."""
-    run = nccl_at(280.0)
-    verdicts_of = judge(run)
-    assert [one for one in verdicts_of if one.severity is not Severity.INFO] == []
+    diagnosis = Diagnosis(nccl_at(280.0))
+    assert [one for one in diagnosis.verdicts if one.severity is not Severity.INFO] == []
     first = "allreduce at 1G on 2 GPUs: below, 280.0 to 280.0 GB/s, lowest on GPU0-GPU1"
-    assert text(verdicts.page(run, verdicts_of), verbose=False).startswith(first)
-    assert text(measured.page(run), verbose=False).startswith(first)
-    assert verdicts.status(run, verdicts_of) is ExitStatus.CONTRADICTION
-    assert verdicts.contradiction(run).startswith(first)
-    told = verdicts.as_json(run, verdicts_of)
+    assert text(verdicts.page(diagnosis), verbose=False).startswith(first)
+    assert text(measured.page(diagnosis), verbose=False).startswith(first)
+    assert diagnosis.status is ExitStatus.CONTRADICTION
+    assert verdicts.contradiction(diagnosis).startswith(first)
+    told = verdicts.as_json(diagnosis)
     below = [one["operation"] for one in told["reference"]["answers"] if one["standing"] == "below"]
     assert (told["exit_status"], below) == (3, ["allreduce"])
-    healthy = nccl_at(320.0)
-    assert (verdicts.status(healthy, []), verdicts.contradiction(healthy)) == (ExitStatus.DONE, "")
+    healthy = Diagnosis(nccl_at(320.0))
+    assert (healthy.status, verdicts.contradiction(healthy)) == (ExitStatus.DONE, "")
 
 
 @pytest.mark.parametrize("kind", ["asymmetry", "intra-label-outlier", "order-inversion"])

@@ -206,10 +206,11 @@ def _worth_measuring(request: SelectRequest, choice: Choice, backend: str) -> bo
 
 
 def _answer(run: Run, choice: Choice, origin: Origin, never_chosen: Sequence[Omitted] = ()) -> Selected:
+    from collbench.judge.diagnose import Diagnosis  # late: numpy
     from collbench.report.text import frame, verdicts
 
     status = outcome(run).status if choice.failed else ExitStatus.DONE
-    wrong = ("" if choice.failed else frame.headline(run)) or verdicts.contradiction(run)
+    wrong = ("" if choice.failed else frame.headline(run)) or verdicts.contradiction(Diagnosis(run))
     selected = named(choice, run.devices, origin)
     left_out = (*selected.left_out, *never_chosen)
     return Selected(replace(selected, left_out=left_out, contradiction=wrong), status)

@@ -30,6 +30,7 @@ from collbench.model.units import amount, verb
 from collbench.runfile import run_file as runfile_run_file
 
 if TYPE_CHECKING:
+    from collbench.judge.diagnose import Diagnosis
     from collbench.measurement.peer_map import Examined
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.RUN)
@@ -90,15 +91,16 @@ def check(
         _map_peers(values)
         return
     if run_file is None:
-        run = _measured(values)
+        diagnosis = _measured(values)
     elif others := options.typed_besides(("run_file", "verbose", "expect", "as_json")):
         advice = f"leave out {', '.join(others)}, or the file to measure again"
         raise UsageError(f"{run_file} is measured already: {advice}")
     else:
-        run = runfile_run_file.load(run_file)
-    examined, unexamined = (None, "") if run_file else _peers_of(run, values)
-    lacking = _shortfall(run, expect, quick=run_file is None and run.settings.quick) or unexamined
-    _show(run, lacking, examined)
+        diagnosis = _diagnosis_of(runfile_run_file.load(run_file))
+    examined, unexamined = (None, "") if run_file else _peers_of(diagnosis.run, values)
+    quick = run_file is None and diagnosis.run.settings.quick
+    lacking = _shortfall(diagnosis, expect, quick=quick) or unexamined
+    _show(diagnosis, lacking, examined)
 
 
 _OF_THE_MAP = ("map_p2p", "devices", "backend", "fabric", "nccl", "seed", "as_json", "verbose")
@@ -120,8 +122,8 @@ def _map_peers(values: Mapping[str, Any]) -> None:
         show_answer(report.page(peer_map, causes), lambda: report.dumps(peer_map, causes, status))
 
 
-def _measured(values: Mapping[str, Any]) -> Run:
-    """Measure this machine and return the run; after wrong data or a hang, the run so far.
+def _measured(values: Mapping[str, Any]) -> Diagnosis:
+    """Measure this machine and return what the run means; after wrong data or a hang, the run so far.
 
     Raises MachineError if "auto" finds no GPU: a node that lost its driver must not pass with its CPU cores.
     """
@@ -131,14 +133,22 @@ def _measured(values: Mapping[str, Any]) -> Run:
     request = check.request(values, options.command_line("check"), NOTICES)
     begun: list[OpenSession] = []
     try:
-        run = measured(request, values["output"], SILENTLY, begun)
+        run = measured(request, values["output"], SILENTLY, begun).run
     except (DataCorruption, BackendError) as error:
-        runs = [runfile_run_file.again(session.run) for session in begun]
-        if not runs or not _fails(runs[0]):
+        if not begun:
+            raise
+        diagnosis = _diagnosis_of(runfile_run_file.again(begun[0].run))
+        if diagnosis.status is not ExitStatus.UNTRUSTED:  # the run does not show why it was ended
             raise
         _say_apart(str(error))
-        return runs[0]
-    return runfile_run_file.again(run)
+        return diagnosis
+    return _diagnosis_of(runfile_run_file.again(run))
+
+
+def _diagnosis_of(run: Run) -> Diagnosis:
+    from collbench.judge.diagnose import Diagnosis  # late: numpy
+
+    return Diagnosis(run)
 
 
 def _peers_of(run: Run, values: Mapping[str, Any]) -> tuple[Examined | None, str]:
@@ -155,29 +165,20 @@ def _peers_of(run: Run, values: Mapping[str, Any]) -> tuple[Examined | None, str
         return None, f"P2P could not be examined: {error}"
 
 
-def _fails(run: Run) -> bool:
-    """Return whether the run itself shows why it was ended."""
-    from collbench.judge.diagnose import judge
-    from collbench.report.text import verdicts
-
-    return verdicts.status(run, judge(run)) is ExitStatus.UNTRUSTED
-
-
-def _shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
+def _shortfall(diagnosis: Diagnosis, expected: int | None, *, quick: bool) -> str:
     """Return what a health check could not verify; "" if every pair of the expected devices was judged.
 
     A GPU that fell off the bus is missing, not slow. A pair that the method does not measure is not counted against the
     run.
     """
-    count = len(run.devices)
+    run, count = diagnosis.run, len(diagnosis.run.devices)
     if expected is not None and count != expected:
         tags = ", ".join(device.tag for device in run.devices)
         return f"{amount(count, 'device')} {verb(count, 'was', 'were')} checked ({tags}), --expect requires {expected}"
-    from collbench.judge.diagnose import coverage  # late: numpy
-    from collbench.report import sentences
+    from collbench.report import sentences  # late: numpy
     from collbench.report.text.verdicts import pairs_judged
 
-    covered = coverage(run)
+    covered = diagnosis.coverage
     if not (quick or expected is not None) or not covered.lacking:
         return ""
     first, absence = next(iter(covered.lacking.items()))
@@ -186,26 +187,24 @@ def _shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
     return f"cannot vouch for {pair}: {sentences.absence(absence, run)}; {share}"
 
 
-def _show(run: Run, lacking: str, examined: Examined | None) -> None:
+def _show(diagnosis: Diagnosis, lacking: str, examined: Examined | None) -> None:
     """Print the verdicts and the map of P2P, what is worse first, and leave with the worst status.
 
     A shortfall is a failure, too.
     """
-    from collbench.judge.diagnose import judge  # late: numpy
-    from collbench.report.text import peer_map, verdicts
+    from collbench.report.text import peer_map, verdicts  # late: numpy
 
-    all_verdicts = judge(run)
-    judged = max(verdicts.status(run, all_verdicts), ExitStatus.FAILED if lacking else ExitStatus.DONE)
+    judged = max(diagnosis.status, ExitStatus.FAILED if lacking else ExitStatus.DONE)
     of_peers = peer_map.status(*examined) if examined else ExitStatus.DONE
     status = max(judged, of_peers)
     with leaving(status):
         if is_json():
             peers = peer_map.as_json(*examined, of_peers) if examined else None
-            echo(verdicts.dumps(run, all_verdicts, status, lacking, peers), end="")
+            echo(verdicts.dumps(diagnosis, status, lacking, peers), end="")
         else:
             mapped = [*peer_map.part(*examined)] if examined else []
             first, further = ([*mapped, Text()], []) if of_peers > judged else ([], mapped)
-            show_page([*first, *verdicts.page(run, all_verdicts, lacking, further)])
+            show_page([*first, *verdicts.page(diagnosis, lacking, further)])
         if lacking:
             sys.stdout.flush()  # a full disk is reported first
             _say_apart(lacking)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,9 +25,12 @@ from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
 from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, Interrupted
 from collbench.model.printable import one_line
-from collbench.model.run import CommandKind, Run
+from collbench.model.run import CommandKind
 from collbench.model.units import amount, parse_budget, parse_precision, verb
 from collbench.runfile import run_file, saved_runs
+
+if TYPE_CHECKING:
+    from collbench.judge.diagnose import Diagnosis
 
 # How long to measure.
 _stopping = (
@@ -111,29 +114,29 @@ class RunPrinter:
         """Return how the options print a run."""
         return cls(_RUN if is_json() else layout, file)
 
-    def show(self, run: Run) -> None:
+    def show(self, diagnosis: Diagnosis) -> None:
         """Print the run. Raises UsageError if the layout does not suit it."""
         # All late: numpy need not be there before something was measured.
         if self.layout == NCCL_TESTS:
             from collbench.report import nccl_tests
 
-            for line in nccl_tests.lines(run):
+            for line in nccl_tests.lines(diagnosis.run):
                 echo(line)
         elif self.layout == _RUN:
             from collbench.report import answer
 
-            echo(run_file.dumps(run, answer.as_json(run)), end="")
+            echo(run_file.dumps(diagnosis.run, answer.as_json(diagnosis)), end="")
         elif self.layout == TABLE:
             from collbench.report.text.measured import page
 
-            show_page(page(run, shlex.quote(str(self.file)) if self.file else "RUN.JSON"))
+            show_page(page(diagnosis, shlex.quote(str(self.file)) if self.file else "RUN.JSON"))
 
-    def show_wrong(self, run: Run) -> None:
+    def show_wrong(self, diagnosis: Diagnosis) -> None:
         """Print a run that wrong data ended, if it says so; nccl-tests prints no rows of such a run."""
         from collbench.report.text.frame import headline
 
-        if self.layout != NCCL_TESTS and headline(run):
-            self.show(run)
+        if self.layout != NCCL_TESTS and headline(diagnosis.run):
+            self.show(diagnosis)
 
     def report_file(self, path: Path | None) -> None:
         """Report the run's file: on stderr if stdout is parsed, where a notice has said already that there is none."""
@@ -162,8 +165,8 @@ def measure_with_workers(open_session: Callable[[], OpenSession], page: str) -> 
     leave_with(_measured_in(open_session, RunPrinter.of(), page, []))
 
 
-def measured(request: Request, path: Path | None, printer: RunPrinter, begun: list[OpenSession]) -> Run:
-    """Measure to the end, print the run, and return it: saved in the named file, else in a new one.
+def measured(request: Request, path: Path | None, printer: RunPrinter, begun: list[OpenSession]) -> Diagnosis:
+    """Measure to the end, print the run, and return what it means: saved in the named file, else in a new one.
 
     Where no file can be made it is printed all the same; a named one that cannot be written is refused before anything
     is measured. `begun` gets the session once it is open.
@@ -184,25 +187,28 @@ def measured(request: Request, path: Path | None, printer: RunPrinter, begun: li
 
 def _measured_in(
     open_session: Callable[[], OpenSession], printer: RunPrinter, page: str, begun: list[OpenSession]
-) -> Run:
-    """Measure a session to its end, print its run, say where it is saved, and return it.
+) -> Diagnosis:
+    """Measure a session to its end, print its run, say where it is saved, and return what it means.
 
     If something interrupts it, what was measured is saved, and the error says where; wrong data is printed, too, as
     the run's failure. `page` is the module that prints the run; `begun` gets the session once it is open.
     """
     with reporting_what_is_saved(begun), open_session() as session:
         begun.append(session)
-        import_module(page)  # while the workers are idle for the last time
+        from collbench.judge.diagnose import Diagnosis  # this and the page while the workers are idle for the last time
+
+        import_module(page)
         try:
             session.measure()
         except DataCorruption:
-            printer.show_wrong(run_file.again(session.run))
+            printer.show_wrong(Diagnosis(run_file.again(session.run)))
             raise
-        printer.show(session.run)
+        diagnosis = Diagnosis(session.run)
+        printer.show(diagnosis)
     if session.failure is not None:
         raise session.failure
     printer.report_file(session.path)
-    return session.run
+    return diagnosis
 
 
 @contextmanager
@@ -216,7 +222,9 @@ def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
                 raise session.failure from error
             if session.path is not None:
                 error.add_note(f"the run is saved: 'collbench show {session.path}' prints it")
-        judged = [_judged(session.run)[0] for session in begun]
+        from collbench.judge.diagnose import Diagnosis
+
+        judged = [_judged(Diagnosis(session.run))[0] for session in begun]
         raise click.exceptions.Exit(max([unwritten(error), *judged])) from error
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted: {_saved(begun)}") from error
@@ -226,26 +234,26 @@ def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
         raise
 
 
-def leave_with(run: Run) -> None:
+def leave_with(diagnosis: Diagnosis) -> None:
     """End the command with the run's exit status, and repeat its reason at the end of the output."""
     from collbench.report.text.frame import headline  # late: numpy
 
-    status, contradicting = _judged(run)
+    status, contradicting = _judged(diagnosis)
     with leaving(status):
         if status is not ExitStatus.DONE:
-            say("; ".join(filter(None, (headline(run), contradicting))))
+            say("; ".join(filter(None, (headline(diagnosis.run), contradicting))))
 
 
-def _judged(run: Run) -> tuple[ExitStatus, str]:
+def _judged(diagnosis: Diagnosis) -> tuple[ExitStatus, str]:
     """Return the run's exit status, and the worst contradiction.
 
     A run of pairs that labels or tools contradict has the status of `check`.
     """
-    contradicting = ""
+    run, contradicting = diagnosis.run, ""
     if run.settings.kind is CommandKind.PAIRS:
         from collbench.report.text.verdicts import contradiction  # late: the judge
 
-        contradicting = contradiction(run)
+        contradicting = contradiction(diagnosis)
     return max(outcome(run).status, ExitStatus.CONTRADICTION if contradicting else ExitStatus.DONE), contradicting
 
 

@@ -101,9 +101,10 @@ def show(
         raise UsageError("--operation and --size narrow a ranking: add --ranking")
     else:
         from collbench.cli.measuring import RunPrinter  # late: nothing else here measures
+        from collbench.judge.diagnose import Diagnosis
 
         file = options.named_or_newest(file)
-        RunPrinter.of(file=file).show(_load(file))
+        RunPrinter.of(file=file).show(Diagnosis(_load(file)))
 
 
 def _load(path: Path) -> Run:
@@ -121,6 +122,7 @@ def _load(path: Path) -> Run:
 
 def _show_ranking(file: Path | None, named: str | None, size: str | None) -> None:
     # late: numpy takes as long to load as the rest of the program
+    from collbench.judge.diagnose import Diagnosis
     from collbench.judge.summary import is_judged, rank_summary
     from collbench.report.text import ranking
     from collbench.report.text.frame import headline
@@ -136,9 +138,10 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None) -> Non
         if not any(measurement.samples for measurement in run.measurements) and outcome(run).troubles:
             raise NotTrusted(f"{run_file} has nothing to rank: {headline(run)}", outcome(run).status)
         raise UsageError(f"{run_file} has nothing to rank{of}{at}: {_present(run)}")
-    page = ranking.page(run, works, shlex.quote(str(run_file)))
+    diagnosis = Diagnosis(run)
+    page = ranking.page(diagnosis, works, shlex.quote(str(run_file)))
     with leaving(max(outcome(run).status, ExitStatus.DONE if is_judged(works) else ExitStatus.FAILED)):
-        show_answer(page, lambda: document("ranking", ranking.as_json(run, works), run.backend))
+        show_answer(page, lambda: document("ranking", ranking.as_json(diagnosis, works), run.backend))
 
 
 def _present(run: Run) -> str:

@@ -6,20 +6,21 @@ from typing import Any
 
 from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
-from collbench.judge.diagnose import judge
+from collbench.judge.diagnose import Diagnosis
 from collbench.judge.registration import ordinary
-from collbench.model.run import CommandKind, Run
+from collbench.model.run import CommandKind
 from collbench.report.rows import Table
 from collbench.report.text import ranking, verdicts
 from collbench.report.text.frame import headline
 from collbench.runfile.codec import picked
 
 
-def as_json(run: Run) -> dict[str, Any]:
+def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return it in JSON's own types, from the objects that the pages show; members are positions in the run's devices.
 
     Of a survey of nodes only the rates: `collbench nodes --json` has its answer.
     """
+    run = diagnosis.run
     answer: dict[str, Any] = {"failed": headline(run)}
     if run.settings.kind is not CommandKind.NODES:
         own, names = ordinary(run), [device.tag for device in run.devices]
@@ -40,7 +41,7 @@ def as_json(run: Run) -> dict[str, Any]:
         answer["rankings"] = [picked(one, "operation", "kind") | ranking.figures_json(one) for one in rankings]
         for standing in (standing for one in answer["rankings"] for standing in one["standings"]):
             standing["devices"] = [names[member] for member in standing["members"]]
-        answer["check"] = verdicts.as_json(run, judge(run))
+        answer["check"] = verdicts.as_json(diagnosis)
     if run.settings.layers:
         from collbench.report.text.collectives import small_allreduces_json  # late: few runs need it
 

@@ -50,14 +50,15 @@ class Coverage:
         return {pair: absence for pair, absence in self.missed.items() if not absence.by_design}
 
 
-def coverage(run: Run) -> Coverage:
+def coverage(facts: Facts) -> Coverage:
     """Return which pairs of a run were judged.
 
     A pair is judged by copies of 16 MiB or more both ways, or by a collective of 64 MiB or more on it, three trials
     each, if nothing on it failed, moved wrong data or was left untried. Smaller messages show no bandwidth to hold
     against a label.
     """
-    facts, troubles, absences = Facts(run), outcome(run), Absences(run)
+    run = facts.run
+    troubles, absences = outcome(run), Absences(run)
     untried = {one.devices for one in troubles.troubles if one.kind is TroubleKind.UNTRIED}
     judged: list[Pair] = []
     missed: dict[Pair, Absence] = {}

@@ -14,7 +14,7 @@ from rich.text import Text
 from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
 from collbench.judge.compare import compare
-from collbench.judge.diagnose import Severity, Verdict, coverage, judge
+from collbench.judge.diagnose import Diagnosis, Severity
 from collbench.judge.outcome import Outcome, outcome, without_idle
 from collbench.judge.physics import Check, Impossible, by_point
 from collbench.judge.stats import summarize, time_interval
@@ -40,8 +40,8 @@ _NO_DATA = "–"
 _MOST_COMMUNICATORS = 8  # with single launches: all pairs of eight GPUs are 28
 
 
-def _sections(run: Run, judged: Sequence[Verdict], works: Sequence[RankedWork]) -> list[Section]:
-    verdict_blocks = [*verdicts.page(run, judged)]
+def _sections(diagnosis: Diagnosis, works: Sequence[RankedWork]) -> list[Section]:
+    run, verdict_blocks = diagnosis.run, [*verdicts.page(diagnosis)]
     undone = [*only(verdict_blocks, "notes")]
     groups = [Group([*only(verdict_blocks, "verdicts")])]
     groups += [Group(undone, f"Not judged: this run lacks the data ({len(undone)})", paper=True)] if undone else []
@@ -93,14 +93,15 @@ def _environment(run: Run) -> Iterator[Group]:
 # What a run means: the three answers of the first screen, verdicts, choices, tiers and fits.
 
 
-def _answers(run: Run, judged: Sequence[Verdict], shown: Html | None = None) -> list[Html]:
+def _answers(diagnosis: Diagnosis, shown: Html | None) -> list[Html]:
     """Return the first screen: which devices, how fast, is anything wrong.
 
     Where an annex measured the run, `shown` is what it shows instead of the first two.
     """
+    run = diagnosis.run
     ranking = evidence(run)
     first = [shown] if shown is not None else [_which_devices(run, ranking), _how_fast(run, ranking)]
-    return [*first, _is_anything_wrong(run, judged)]
+    return [*first, _is_anything_wrong(diagnosis)]
 
 
 def _which_devices(run: Run, ranking: Ranking | None) -> Html:
@@ -126,15 +127,16 @@ def _how_fast(run: Run, ranking: Ranking | None) -> Html:
     return Html("How fast", line.partition(": ")[2].partition(" at ")[0], [line, *differ])
 
 
-def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> Html:
-    failed, covered = headline(run), coverage(run)
-    faults = [verdict for verdict in judged if verdict.severity is not Severity.INFO]
+def _is_anything_wrong(diagnosis: Diagnosis) -> Html:
+    run, covered = diagnosis.run, diagnosis.coverage
+    failed = headline(run)
+    faults = [verdict for verdict in diagnosis.verdicts if verdict.severity is not Severity.INFO]
     problems = verdicts.counts(faults)
     lines = [failed] if failed else []
     lines += [f"{verdict.kind}: {verdicts.what(verdict, run)}" for verdict in faults[:2]]
     if not problems:
-        lines.append(verdicts.conclusion(run, covered, judged).rstrip("."))
-    lines += filter(None, [verdicts.against_staging(run, judged)])
+        lines.append(verdicts.conclusion(diagnosis).rstrip("."))
+    lines += filter(None, [verdicts.against_staging(diagnosis)])
     lines += health_lines(run)[:2]
     if not run.complete:
         lines.append(interrupted(run))
@@ -169,7 +171,7 @@ def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
 
 
 def _run(key: str, name: str, run: Run) -> dict[str, Any]:
-    judged, works, simulated = judge(run), rank_summary(run), capabilities(run.backend).simulated
+    diagnosis, works, simulated = Diagnosis(run), rank_summary(run), capabilities(run.backend).simulated
     measured_by = section(run)
     annex = None if measured_by is None else measured_by.html(run)
     machine, tags = run.machine, [device.tag for device in run.devices]
@@ -183,16 +185,16 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
         "sim": simulated,
         "title": counted(device.name or "device" for device in run.devices),
         "origin": [part for part in (where, f"{run.backend} backend", driver, nccl, nvls(run), run.started) if part],
-        "answers": _answers(run, judged, annex),
-        "written": _written(run),
-        "sections": _sections(run, judged, works),
+        "answers": _answers(diagnosis, annex),
+        "written": _written(diagnosis),
+        "sections": _sections(diagnosis, works),
         "data": {"id": key, "sim": simulated, "tags": tags, "series": every_series},
     }
 
 
-def _written(run: Run) -> list[Part]:
+def _written(diagnosis: Diagnosis) -> list[Part]:
     """Return the matrices and tables that the command prints: what stands for the maps where no script runs."""
-    blocks = [*measured.page(run)]
+    blocks = [*measured.page(diagnosis)]
     parts = [*only(blocks, "matrices"), *only(blocks, "tables")]
     return [part for part in parts if not isinstance(part, Legend) and (not isinstance(part, Text) or part.plain)]
 

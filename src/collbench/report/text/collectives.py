@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
+from collbench.judge.diagnose import Diagnosis
 from collbench.judge.outcome import without_idle
 from collbench.judge.physics import Impossible, by_point
 from collbench.judge.registration import (
@@ -46,16 +47,16 @@ _FEW_ROWS = 28
 _ONLY_WHOLE = ("count", "launch µs", "wrong")
 
 
-def collectives_page(run: Run) -> Page:
+def collectives_page(diagnosis: Diagnosis) -> Page:
     """Yield the page's blocks, a table for each communicator; the short page compares several at the largest size."""
-    run = without_idle(run)
+    run = without_idle(diagnosis.run)
     for largest in at_largest(ordinary(run).measured()).values():
         yield rates_line(run, largest)
     yield from whole("header", Lines(header(run)))
     groups = by_communicator(run)
     few, impossible_points, kinds = len(groups) <= 1, by_point(run), kinds_of(run)
     if any(measurement.samples for measurement in run.measurements):
-        yield from both("notes", *normal_line(run))
+        yield from both("notes", *normal_line(diagnosis.references))
     if not few:
         yield from short(*_communicators(ordinary(run)))
     for (operation, devices), measurements in sorted(groups.items()):

@@ -8,6 +8,7 @@ from statistics import median
 import numpy as np
 from rich.text import Text
 
+from collbench.judge.diagnose import Diagnosis
 from collbench.judge.stats import half_width, summarize
 from collbench.judge.summary import host_shares
 from collbench.model.capabilities import capabilities
@@ -35,13 +36,14 @@ ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;
 read: the destination does; ±: half of the median's 95% interval"""
 
 
-def copies_page(run: Run) -> Page:
+def copies_page(diagnosis: Diagnosis) -> Page:
     """Yield the page's blocks: matrices of links and pairs, tables of devices; on the short page a row for each."""
+    run = diagnosis.run
     copies = [m for m in run.measured() or run.measurements if m.samples and m.point.operation.is_copy]
     for largest in [*at_largest(copies).values()][:1]:
         yield rates_line(run, largest)
     yield from whole("header", Lines(header(run)))
-    yield from _copies_summary(run)
+    yield from _copies_summary(diagnosis)
     for variant in (*_MATRICES, *_TABLES):
         measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
         if measurements:
@@ -52,14 +54,14 @@ def copies_page(run: Run) -> Page:
     yield from ending(run, *([lacks] if capabilities(run.backend).cores else []))
 
 
-def _copies_summary(run: Run) -> Page:
+def _copies_summary(diagnosis: Diagnosis) -> Page:
     """Yield the short page's table of ranges, and the matrix of the first kind of copy."""
-    rows = []
+    run, rows = diagnosis.run, list[tuple[str, ...]]()
     for variant in (one for one in (*_MATRICES, *_TABLES) if not one.covered):
         measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
         rows += [_range_row(run, Work(one, variant), points) for one, points in at_largest(measurements).items()]
     if rows:
-        yield from both("notes", *normal_line(run))
+        yield from both("notes", *normal_line(diagnosis.references))
         yield from short(
             *_host_lines(run),
             Text(f"{sim(run)}copies, lowest to highest of all links or devices"),

@@ -12,7 +12,7 @@ from rich.text import Text
 from collbench.choose.choice import Choice
 from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
-from collbench.judge.diagnose import judge
+from collbench.judge.diagnose import Diagnosis
 from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import FEWEST_TRIALS
 from collbench.judge.summary import Bounded, RankedWork, is_judged
@@ -35,7 +35,7 @@ from collbench.report import sentences
 from collbench.report.text.frame import alarm, ending, failures, header, headline, not_judged, origin, sim, troubled
 from collbench.report.text.layout import Figures, Lines, Page, Part, Table, both, listed, prose, short, table, whole
 from collbench.report.text.matrix import at_largest, heat_map, legend, render_bandwidths, undecided, unit_of, value
-from collbench.report.text.reference import below, normal_line
+from collbench.report.text.reference import normal_line
 from collbench.report.text.topology import render_labels
 from collbench.report.text.verdicts import contradicted, contradiction, found_json, p2p_line
 from collbench.runfile.codec import picked, plain
@@ -46,17 +46,16 @@ from collbench.runfile.codec import picked, plain
 _PAIR_ROWS, _FEW_PAIR_ROWS = (28, 16, 8), (8, 5, 2)
 
 
-def pairs_page(run: Run) -> Page:
+def pairs_page(diagnosis: Diagnosis) -> Page:
     """Yield the page's blocks, top to bottom."""
-    every, run = run, ordinary(run)
+    every, run = diagnosis.run, ordinary(diagnosis.run)
     ranking = evidence(run)
     if ranking is not None:
         yield Lines("\n".join(recommended(run, [*choose_each(run)])))
-        verdicts = judge(run)
-        yield from p2p_line(run, verdicts)
+        yield from p2p_line(diagnosis)
         # Below a fault that no figure sees, nothing may read "normal".
-        if below(run) or not contradiction(run, verdicts):
-            yield from normal_line(run)
+        if diagnosis.references.below or not contradiction(diagnosis):
+            yield from normal_line(diagnosis.references)
     yield from whole("header", Lines(f"\n{header(every)}" if ranking else header(every)))
     source = "from NUMA nodes" if capabilities(run.backend).cores else "as nvidia-smi topo -m names them"
     yield from whole("labels", Figures(f"\nlabels ({source})\n{render_labels(run.devices, run.paths)}"))
@@ -185,15 +184,16 @@ n½: the size that reaches half of the bandwidth; misfit: the largest distance
 of a size from this line"""
 
 
-def page(run: Run, works: Sequence[RankedWork], name: str = "RUN.JSON") -> Page:
+def page(diagnosis: Diagnosis, works: Sequence[RankedWork], name: str = "RUN.JSON") -> Page:
     """Yield the page's blocks: the verdict of the first collective, else of the first copy; each work's tiers, verdict
     and heat map, then the fits, then what is missing. First comes what contradicts the labels; `name` is the run's in a
     command line.
 
     The short page has a row for each work and size, and the tiers and the heat map of a single one.
     """
+    run = diagnosis.run
     yield from alarm(run)
-    yield from contradicted(run, name)
+    yield from contradicted(diagnosis, name)
     if not is_judged(works):
         few = f"no operation has the {FEWEST_TRIALS} trials needed to estimate noise on all of its devices"
         yield not_judged(f"{few}: measure it again")
@@ -245,8 +245,9 @@ def _matters(ranking: Ranking) -> str:
     return f"{'no: all tie' if ranking.all_tied else 'undecided' if ranking.one_tier else 'yes'}{failed}"
 
 
-def as_json(run: Run, ranked_works: Sequence[RankedWork]) -> dict[str, Any]:
+def as_json(diagnosis: Diagnosis, ranked_works: Sequence[RankedWork]) -> dict[str, Any]:
     """Return the summary in JSON's own types: GB/s, seconds, bytes and ratios; members are positions in `devices`."""
+    run = diagnosis.run
     works = [
         {
             **picked(ranked.work, "operation", "variant", "numa_node"),
@@ -265,13 +266,12 @@ def as_json(run: Run, ranked_works: Sequence[RankedWork]) -> dict[str, Any]:
         }
         for ranked in ranked_works
     ]
-    verdicts = judge(run)
     return {
         **picked(run.machine, "fabric", "hostname"),
         **picked(run, "started"),
         "failed": headline(run),
-        "contradiction": contradiction(run, verdicts),
-        "verdicts": found_json(run, verdicts),
+        "contradiction": contradiction(diagnosis),
+        "verdicts": found_json(run, diagnosis.verdicts),
         "devices": [device.tag for device in run.devices],
         "works": works,
     }

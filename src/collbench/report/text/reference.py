@@ -16,8 +16,6 @@ from collbench.judge.references import (
     Reference,
     ReferenceVerdict,
     Unjudged,
-    judge,
-    load,
     place,
     reference_at,
     sizes_of,
@@ -25,7 +23,7 @@ from collbench.judge.references import (
 from collbench.judge.tiers import kind_of
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Run, device_sets, tags
+from collbench.model.run import device_sets, tags
 from collbench.model.units import amount, counted, figure, format_size, size_span, verb
 from collbench.report.text.frame import alarm, header, not_judged, origin, sim
 from collbench.report.text.layout import Lines, Page, Part, both, prose, short, table, whole
@@ -183,18 +181,16 @@ def _name(one: Unjudged) -> str:
 _WORST_FIRST = [ReferenceVerdict[name] for name in ("FAILED", "BELOW", "ABOVE", "NORMAL", "UNDECIDED", "NOT_JUDGED")]
 
 
-def below(run: Run) -> str:
+def below(answers: Answers) -> str:
     """Return the first result that is below its band, in one line; "" if there is none."""
-    answers = judge(run, load())
     found = (one for one in answers.answers if one.standing is ReferenceVerdict.BELOW)
     return next((_answer_line(answers, one).plain for one in found), "")
 
 
-def normal_line(run: Run) -> Iterator[Lines]:
+def normal_line(answers: Answers) -> Iterator[Lines]:
     """Yield the reference figure with the worst result, and what no figure judges; nothing for a simulated machine."""
-    if capabilities(run.backend).simulated:
+    if capabilities(answers.run.backend).simulated:
         return
-    answers = judge(run, load())
     if not answers.answers:
         yield Lines(f"rates     not judged: no reference figure for {_kind(answers)}")
         return

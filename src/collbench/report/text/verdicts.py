@@ -8,13 +8,10 @@ from typing import Any
 
 from rich.text import Text
 
-from collbench.judge import references
-from collbench.judge.diagnose import Coverage, Kind, NotDone, Severity, Verdict, coverage, judge, not_judged, unstaged
+from collbench.judge.diagnose import Diagnosis, Kind, NotDone, Severity, Verdict
 from collbench.judge.diagnose.readings import Facts, Reading
-from collbench.judge.outcome import outcome
 from collbench.machine.labels import rank_key
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import ExitStatus
 from collbench.model.run import Run, device_sets, tags
 from collbench.model.units import abridged, amount, figure, fixed, format_size, sentence, span, verb
 from collbench.report import sentences
@@ -24,12 +21,6 @@ from collbench.report.text.frame import not_judged as not_judged_line
 from collbench.report.text.layout import Found, Lines, Page, Part, both, more, prose, short, whole
 from collbench.runfile.codec import document, head, picked
 
-_STATUS = {
-    Severity.HARD: ExitStatus.UNTRUSTED,
-    Severity.CONTRADICTION: ExitStatus.CONTRADICTION,
-    Severity.FAILURE: ExitStatus.FAILED,
-    Severity.INFO: ExitStatus.DONE,
-}
 _STYLES = {
     Severity.HARD: "bold red",
     Severity.CONTRADICTION: "bold yellow",
@@ -48,41 +39,29 @@ _MOST_NAMES = 4  # of pairs
 _MOST_EXPLAINED, _MOST_NAMED = 3, 8
 
 
-def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
-    """Return the exit status: the worst of verdicts and failures; a run in which nothing was judged does not pass."""
-    worst = max((_STATUS[verdict.severity] for verdict in verdicts), default=ExitStatus.DONE)
-    judged = ExitStatus.DONE if coverage(run).any else ExitStatus.FAILED
-    normal = ExitStatus.CONTRADICTION if reference.below(run) else ExitStatus.DONE
-    return max(worst, judged, normal, outcome(run).status)
-
-
-def page(
-    run: Run,
-    verdicts: Sequence[Verdict],
-    shortfall: str = "",
-    further: Sequence[Part] = (),
-) -> Page:
+def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part] = ()) -> Page:
     """Yield the page's blocks, top to bottom.
 
     The short page has only faults, and explains only the first of them. `shortfall` is what --expect misses, `further`
     what else was examined.
     """
-    covered, undone = coverage(run), [not_done(one, run) for one in not_judged(run)]
+    run, verdicts = diagnosis.run, diagnosis.verdicts
+    undone = [not_done(one, run) for one in diagnosis.not_judged]
     faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
     if not any(verdict.severity in _FAILURES or verdict.kind is Kind.IMPOSSIBLE for verdict in faults):
         yield from alarm(run)  # else the conclusion says what failed
-    below = reference.below(run)
+    below = diagnosis.references.below
     worst = faults[0].severity if faults else Severity.CONTRADICTION if below else Severity.INFO
-    concluded = Text(conclusion(run, covered, verdicts), "" if worst is Severity.INFO else _STYLES[worst])
+    concluded = Text(conclusion(diagnosis), "" if worst is Severity.INFO else _STYLES[worst])
     if faults or below:
         yield concluded
-    elif not covered.any:
+    elif not diagnosis.coverage.any:
         yield not_judged_line(_NOTHING)
     if shortfall:
         yield Text(f"FAILED: {shortfall}", ALARM)
-    judged = [*_judged(run, covered, verdicts)]
+    judged = [*_judged(diagnosis)]
     if below or not faults:  # below a fault that no figure sees, nothing may read "normal"
-        judged += reference.normal_line(run)
+        judged += reference.normal_line(diagnosis.references)
     yield from [] if faults or below else [concluded]
     yield from short(*judged)
     yield from whole("header", Lines(header(run)))
@@ -102,9 +81,9 @@ def page(
     yield from short(Lines(f"\n{origin(run)}"))
 
 
-def against_staging(run: Run, verdicts: Sequence[Verdict]) -> str:
+def against_staging(diagnosis: Diagnosis) -> str:
     """Return on which links copies through host memory may be faster, which this run cannot tell; "" if on none."""
-    slow = unstaged(run, verdicts)
+    slow, run = diagnosis.unstaged, diagnosis.run
     if not slow:
         return ""
     links = {reading.members for reading in slow}
@@ -115,20 +94,21 @@ def against_staging(run: Run, verdicts: Sequence[Verdict]) -> str:
     return f"P2P reaches {reached} on {abridged(names, _MOST_NAMES)}; {ask}"
 
 
-def _judged(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> Iterator[Lines]:
+def _judged(diagnosis: Diagnosis) -> Iterator[Lines]:
     """Yield which pairs agree, what was not judged, and what was seen on devices, unless a verdict says it."""
-    if healthy := _healthy(run, covered, verdicts):
+    if healthy := _healthy(diagnosis):
         yield Lines(f"agree     {healthy}")
-    yield from (Lines(f"unjudged  {line}") for line in unjudged(run, covered))
-    yield from p2p_line(run, verdicts)
-    if not any(verdict.cause.seen or verdict.by_other_processes for verdict in verdicts):
-        yield from (Lines(f"health    {line}") for line in unhealthy_lines(run))
+    yield from (Lines(f"unjudged  {line}") for line in unjudged(diagnosis))
+    yield from p2p_line(diagnosis)
+    if not any(verdict.cause.seen or verdict.by_other_processes for verdict in diagnosis.verdicts):
+        yield from (Lines(f"health    {line}") for line in unhealthy_lines(diagnosis.run))
 
 
-def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
+def unjudged(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield a line for each reason why pairs were not judged."""
+    run = diagnosis.run
     reasons: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-    for pair, absence in covered.missed.items():
+    for pair, absence in diagnosis.coverage.missed.items():
         reasons[sentences.absence(absence, run)].append(pair)
     for reason, pairs in reasons.items():
         names = [device_sets([pair], run.devices) for pair in pairs]
@@ -136,35 +116,29 @@ def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
 
 
 def dumps(
-    run: Run,
-    verdicts: Sequence[Verdict],
-    exit_status: int | None = None,
-    shortfall: str = "",
-    peers: dict[str, Any] | None = None,
+    diagnosis: Diagnosis, exit_status: int | None = None, shortfall: str = "", peers: dict[str, Any] | None = None
 ) -> str:
     """Return the verdicts as JSON text (docs/check.md): `exit_status` is the command's, `peers` its map of P2P."""
-    return document("check", as_json(run, verdicts, exit_status, shortfall) | {"p2p": peers})
+    return document("check", as_json(diagnosis, exit_status, shortfall) | {"p2p": peers})
 
 
-def as_json(
-    run: Run, verdicts: Sequence[Verdict], exit_status: int | None = None, shortfall: str = ""
-) -> dict[str, Any]:
+def as_json(diagnosis: Diagnosis, exit_status: int | None = None, shortfall: str = "") -> dict[str, Any]:
     """Return the same in JSON's own types."""
-    covered = coverage(run)
+    run, covered = diagnosis.run, diagnosis.coverage
     return head("check", run.backend) | {
         **picked(run.machine, "hostname", "fabric"),
         **picked(run, "started"),
-        "exit_status": int(status(run, verdicts) if exit_status is None else exit_status),
+        "exit_status": int(diagnosis.status if exit_status is None else exit_status),
         "pairs": covered.pairs,
         "judged": len(covered.judged),
         "failed": "; ".join(filter(None, (headline(run), f"FAILED: {shortfall}" if shortfall else ""))),
-        "verdicts": found_json(run, verdicts),
+        "verdicts": found_json(run, diagnosis.verdicts),
         "not_judged": [
-            *unjudged(run, covered),
-            *filter(None, [against_staging(run, verdicts)]),
-            *(not_done(one, run) for one in not_judged(run)),
+            *unjudged(diagnosis),
+            *filter(None, [against_staging(diagnosis)]),
+            *(not_done(one, run) for one in diagnosis.not_judged),
         ],
-        "reference": reference.as_json(references.judge(run, references.load())),
+        "reference": reference.as_json(diagnosis.references),
     }
 
 
@@ -209,17 +183,18 @@ def _where(run: Run, verdict: Verdict) -> str:
     return tags(verdict.members, run.devices) + (f" ({verdict.label})" if verdict.label else "")
 
 
-def conclusion(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
+def conclusion(diagnosis: Diagnosis) -> str:
     """Return the worst that was found, and where, and how much more; how many pairs were judged, if not all."""
+    run, covered = diagnosis.run, diagnosis.coverage
     share = pairs_judged(len(covered.judged), covered.pairs)
-    if worst := worst_of(run, verdicts) or reference.below(run):
+    if worst := worst_of(run, diagnosis.verdicts) or reference.below(diagnosis.references):
         return worst if len(covered.judged) == covered.pairs else f"{worst}. {sentence(share)}"
     if covered.alone:
         return f"{run.devices[0].tag}: slot, health and copies with host memory agree. One GPU has no pair to judge."
     if not covered.judged:
         return sentence(share)
     judged = f"{sentence(share)} " if covered.missed else ""
-    if against_staging(run, verdicts):
+    if diagnosis.unstaged:
         return f"{judged}Nothing contradicts the labels, but P2P may be slower than host memory."
     if covered.missed:
         return f"{judged}For these, labels, tools and measurement agree."
@@ -241,43 +216,42 @@ def counts(verdicts: Sequence[Verdict], more: str = "") -> list[str]:
     return [amount(count, f"{more}{kind}") for count, kind in ((hard, "failure"), (soft, "contradiction")) if count]
 
 
-def contradiction(run: Run, verdicts: Iterable[Verdict] | None = None) -> str:
+def contradiction(diagnosis: Diagnosis) -> str:
     """Return the worst contradiction in a run of GPUs, in one line, else what is below its band; "" if nothing is.
 
-    `verdicts` are those of `judge`, if they are known. What failed and impossible rates are left to the headline. Of
-    CPU cores other programs disturb single pairs.
+    What failed and impossible rates are left to the headline. Of CPU cores other programs disturb single pairs.
     """
-    if capabilities(run.backend).cores:
+    if capabilities(diagnosis.run.backend).cores:
         return ""
-    every = judge(run) if verdicts is None else verdicts
-    found = [one for one in every if one.severity is Severity.CONTRADICTION and one.kind is not Kind.IMPOSSIBLE]
-    return worst_of(run, found) or reference.below(run)
+    verdicts = diagnosis.verdicts
+    found = [one for one in verdicts if one.severity is Severity.CONTRADICTION and one.kind is not Kind.IMPOSSIBLE]
+    return worst_of(diagnosis.run, found) or reference.below(diagnosis.references)
 
 
-def contradicted(run: Run, name: str) -> Iterator[Lines]:
+def contradicted(diagnosis: Diagnosis, name: str) -> Iterator[Lines]:
     """Yield the worst contradiction in a run, and which command explains it; `name` is the run's in a command line."""
-    if worst := contradiction(run):
+    if worst := contradiction(diagnosis):
         yield Lines(f"{worst}: 'collbench check {name}' explains it", style=ALARM)
 
 
-def p2p_line(run: Run, verdicts: Sequence[Verdict]) -> list[Lines]:
+def p2p_line(diagnosis: Diagnosis) -> list[Lines]:
     """Return the line of `against_staging`, none where P2P is not that slow."""
-    staging = against_staging(run, verdicts)
+    staging = against_staging(diagnosis)
     return [Lines(f"p2p       {staging}")] if staging else []
 
 
-def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
+def _healthy(diagnosis: Diagnosis) -> str:
     """Return how many pairs have no fault, with the rates of each label; "" if all have one."""
+    run, covered, verdicts = diagnosis.run, diagnosis.coverage, diagnosis.verdicts
     pairs = [frozenset(pair) for pair in covered.judged]
-    slow = {frozenset(reading.members) for reading in unstaged(run, verdicts)}
+    slow = {frozenset(reading.members) for reading in diagnosis.unstaged}
     healthy = [pair for pair in pairs if pair not in slow and not any(_concerns(one, pair) for one in verdicts)]
     if not healthy:
         return ""
-    facts = Facts(run)
     rates: dict[str, list[Reading]] = defaultdict(list)
     for pair in healthy:
         for link in (tuple(sorted(pair)), tuple(sorted(pair, reverse=True))):
-            reading = _reading(facts, (link[0], link[1]))
+            reading = _reading(diagnosis.facts, (link[0], link[1]))
             if reading is not None:
                 rates[reading.label].append(reading)
     figures = "; ".join(_rates(run, label, rates[label]) for label in sorted(rates, key=rank_key))
