@@ -25,7 +25,7 @@ sys.exit(status)
     [
         pytest.param(["--help"], 11, {"numpy", "rich", "subprocess"}, id="help"),
         pytest.param(["topo", "--topology", str(LABELS)], 27, {"numpy", "rich", "importlib.metadata"}, id="topo"),
-        pytest.param(["select", "2", "--topology", str(LABELS)], 34, {"scipy", "rich", "pynvml"}, id="select"),
+        pytest.param(["select", "2", "--topology", str(LABELS)], 35, {"scipy", "rich", "pynvml"}, id="select"),
         pytest.param(["pairs", "--backend", "sim", "--fabric", "dgx-1v"], 91, {"scipy", "torch", "pynvml"}, id="pairs"),
     ],
 )

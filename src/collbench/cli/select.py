@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from collbench.api.keywords import fields_of
-from collbench.api.selecting import (
-    ACTING,
-    DEFAULT_SIZE,
-    LIST,
-    Selected,
-    SelectRequest,
-    device_line,
-    select_devices,
-)
+from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, select_devices
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import (
@@ -33,6 +25,7 @@ from collbench.cli.terminal import (
     prose_width,
     verbose_option,
 )
+from collbench.machine.device_arguments import ACTING, LIST, device_line
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
 from collbench.model.units import parse_size

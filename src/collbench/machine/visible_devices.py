@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -169,3 +172,35 @@ def _accepted_names(devices: Sequence[Device]) -> str:
     if devices and devices[0].is_core:
         return f"CPU numbers ({_indices(devices)})"
     return f"indices ({_indices(devices)}) or UUIDs from 'nvidia-smi -L'"
+
+
+# CUDA in this process, for which setting the variable would come too late.
+
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: this process has not called cuInit
+
+
+def check_cuda_is_down() -> None:
+    """Raise UsageError if CUDA has started in this process: it reads CUDA_VISIBLE_DEVICES only at its start."""
+    user = _cuda_user()
+    if user:
+        raise UsageError(
+            f"collbench.select came too late: {user} in this process, and CUDA reads CUDA_VISIBLE_DEVICES only when it "
+            "starts; call select before anything uses a GPU"
+        )
+
+
+def _cuda_user() -> str:
+    """Return what started CUDA in this process, as a clause; "" if nothing did.
+
+    torch.cuda.is_available() may start the driver without torch knowing. RTLD_NOLOAD finds the driver only if it is
+    loaded, and querying the number of devices starts nothing.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "torch has started CUDA"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return ""
+    status = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
+    return "" if status == _NOT_INITIALIZED else "CUDA has started"

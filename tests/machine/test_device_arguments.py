@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.api import selecting
+from collbench.machine.device_arguments import ACTING, device_line, variables
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
 
@@ -36,21 +36,25 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("layout", "devices", "line"), ANSWERS)
 def test_what_each_format_prints(layout: str, devices: tuple[Device, ...], line: str) -> None:
-    assert selecting.device_line(layout, devices) == line
+    assert device_line(layout, devices) == line
 
 
 @pytest.mark.parametrize("shell", [shell for shell in ("sh", "bash", "dash", "zsh", "ksh") if shutil.which(shell)])
 def test_eval_exports_the_variable_to_programs(shell: str) -> None:
     script = f'eval "$(cat)"; {shell} -c \'printf %s "$CUDA_VISIBLE_DEVICES"\''
     done = subprocess.run(
-        [shell, "-c", script], input=selecting.device_line("env", GPUS), capture_output=True, text=True, check=True
+        [shell, "-c", script],
+        input=device_line("env", GPUS),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == f"{FIRST},{LAST}"
 
 
 def test_docker_gets_the_value_that_its_csv_reader_takes_for_one_list() -> None:
     """Docker reads --gpus as a CSV record of key=value fields [docker/cli, opts/gpus.go]."""
-    option, value = shlex.split(selecting.device_line("docker", GPUS))
+    option, value = shlex.split(device_line("docker", GPUS))
     assert option == "--gpus"
     (record,) = csv.reader([value], strict=True)
     assert record == [f"device={FIRST},{LAST}"]
@@ -58,14 +62,14 @@ def test_docker_gets_the_value_that_its_csv_reader_takes_for_one_list() -> None:
 
 @pytest.mark.parametrize("layout", ["apptainer", "slurm", "list"])
 def test_these_need_no_quotes_so_an_unquoted_substitution_does(layout: str) -> None:
-    line = selecting.device_line(layout, GPUS)
+    line = device_line(layout, GPUS)
     assert shlex.split(line) == line.split()
 
 
-@pytest.mark.parametrize("layout", selecting.ACTING)
+@pytest.mark.parametrize("layout", ACTING)
 def test_cpu_cores_are_no_gpus(layout: str) -> None:
     with pytest.raises(UsageError, match="--format list or json"):
-        selecting.device_line(layout, CORES)
-    assert selecting.variables(CORES) == {}
+        device_line(layout, CORES)
+    assert variables(CORES) == {}
     elsewhere = tuple(replace(core, host="node1") for core in CORES)  # whose names begin with the host's
-    assert selecting.variables(elsewhere) == {}
+    assert variables(elsewhere) == {}
