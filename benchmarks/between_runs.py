@@ -31,7 +31,7 @@ from judging.machines import Made, make
 from judging.measured import Noise, Situation, measure
 from rows import save_rows
 
-from collbench.judge.compare import Kind, Verdict, compare
+from collbench.judge.compare import ChangeVerdict, GroupKind, compare
 from collbench.model.run import Run
 
 GPUS, SDS, EFFECTS = (2, 4, 8), (0.0, 0.005, 0.01, 0.015, 0.02), ("pair", "point", "common")
@@ -116,7 +116,7 @@ def judged(cell: Cell, seed: int, histories: Sequence[int], number: int) -> list
         more: dict[str, Any] = {"history": earlier[:count]} if count else {}
         same, with_pair, with_all = (compare(base, other, FAIL_BELOW, **more) for other in (new, slow_pair, slow_all))
         places = [(change.key.members, change.verdict) for change in with_pair.changes]
-        places += [(group.members, group.verdict) for group in with_pair.groups if group.kind is Kind.DEVICES]
+        places += [(group.members, group.verdict) for group in with_pair.groups if group.kind is GroupKind.DEVICES]
         changed = {(set(members) == set(pair), verdict) for members, verdict in places}
         verdicts = [one.verdict for entries in (same.changes, same.groups) for one in entries]
         said.append(
@@ -125,13 +125,13 @@ def judged(cell: Cell, seed: int, histories: Sequence[int], number: int) -> list
                 number=number,
                 history=count,
                 points=len(same.changes),
-                worse=verdicts.count(Verdict.WORSE),
-                better=verdicts.count(Verdict.BETTER),
+                worse=verdicts.count(ChangeVerdict.WORSE),
+                better=verdicts.count(ChangeVerdict.BETTER),
                 regressed=bool(same.regressions),
-                pair_found=(True, Verdict.WORSE) in changed,
+                pair_found=(True, ChangeVerdict.WORSE) in changed,
                 pair_regressed=bool(with_pair.regressions),
-                elsewhere=bool(changed & {(False, Verdict.WORSE), (False, Verdict.BETTER)}),
-                all_found=any(group.verdict is Verdict.WORSE for group in with_all.groups),
+                elsewhere=bool(changed & {(False, ChangeVerdict.WORSE), (False, ChangeVerdict.BETTER)}),
+                all_found=any(group.verdict is ChangeVerdict.WORSE for group in with_all.groups),
                 all_regressed=bool(with_all.regressions),
             )
         )

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from pathlib import Path
 
-from collbench.judge.compare import Comparison, Kind, Verdict, compare
+from collbench.judge.compare import ChangeVerdict, Comparison, GroupKind, compare
 from collbench.model.errors import CollbenchError
 from collbench.model.run import CommandKind, Measurement, Run, Settings
 from collbench.runfile import run_file
@@ -57,25 +57,25 @@ class Tally:
         wrong = [*_differing(comparison)]
         self.couples += 1
         self.points += len(comparison.changes)
-        self.same += comparison.count(Verdict.SAME)
+        self.same += comparison.count(ChangeVerdict.SAME)
         self.false_points += len(wrong)
         self.false_couples += bool(wrong)
 
     def add_planted(self, comparison: Comparison, pair: tuple[int, int]) -> None:
         """Count a comparison in which one pair was made slow. A group of a whole collective names no other pair."""
-        differing = [members for members, kind in _differing(comparison) if kind is not Kind.WORK]
+        differing = [members for members, kind in _differing(comparison) if kind is not GroupKind.WORK]
         self.planted += 1
         self.found += set(pair) in map(set, differing)
         self.beyond += bool(comparison.regressions)
         self.elsewhere += any(set(members) != set(pair) for members in differing)
 
 
-def _differing(comparison: Comparison) -> Iterator[tuple[tuple[int, ...], Kind | None]]:
+def _differing(comparison: Comparison) -> Iterator[tuple[tuple[int, ...], GroupKind | None]]:
     for change in comparison.changes:
-        if change.verdict in (Verdict.WORSE, Verdict.BETTER):
+        if change.verdict in (ChangeVerdict.WORSE, ChangeVerdict.BETTER):
             yield change.key.members, None
     for group in comparison.groups:
-        if group.verdict in (Verdict.WORSE, Verdict.BETTER):
+        if group.verdict in (ChangeVerdict.WORSE, ChangeVerdict.BETTER):
             yield group.members, group.kind
 
 
@@ -169,7 +169,10 @@ def machines(groups: Sequence[Sequence[Run]]) -> tuple[int, int, int, list[str]]
         for a, b in combinations([r for r in last if r.settings.sizes == most_common_sizes], 2)
     ]
     changed = [
-        c for comparison in comparisons for c in comparison.changes if c.verdict in (Verdict.WORSE, Verdict.BETTER)
+        c
+        for comparison in comparisons
+        for c in comparison.changes
+        if c.verdict in (ChangeVerdict.WORSE, ChangeVerdict.BETTER)
     ]
     changes_text = [f"{c.key.work} on {c.key.members} at {c.key.size_bytes} B: {c.ratio:.3f}" for c in changed]
     grouped = sum(kind is not None for comparison in comparisons for _, kind in _differing(comparison))

@@ -37,7 +37,7 @@ from deciding.bench import (
 )
 from rows import save_rows
 
-from collbench.judge.compare import Kind, Verdict, compare
+from collbench.judge.compare import ChangeVerdict, GroupKind, compare
 from collbench.sim.fabrics import Delays, Fabric, Fault, FaultKind
 
 RUNS = 1_000
@@ -77,10 +77,10 @@ def trial(part: str, seed: int, number: int) -> Trial:
     request = pairs_request(None) if number % ALL_SIZES == 1 else pairs_request()
     base, new = (simulated_run(machine, request, drawn_seed(rng)) for machine in (fabric, later))
     comparison = compare(base, new, FAIL_BELOW)
-    points = [change.key.members for change in comparison.changes if change.verdict is Verdict.WORSE]
-    groups = [group for group in comparison.groups if group.verdict is Verdict.WORSE]
+    points = [change.key.members for change in comparison.changes if change.verdict is ChangeVerdict.WORSE]
+    groups = [group for group in comparison.groups if group.verdict is ChangeVerdict.WORSE]
     # A slow link may make a whole collective slower: only a group that names devices accuses another link.
-    worse = [*points, *(group.members for group in groups if part == "healthy" or group.kind is Kind.DEVICES)]
+    worse = [*points, *(group.members for group in groups if part == "healthy" or group.kind is GroupKind.DEVICES)]
     on_slow_pair = [members for members in worse if part == "slow" and set(members) == set(pair)]
     return Trial(
         part=part,
@@ -91,7 +91,7 @@ def trial(part: str, seed: int, number: int) -> Trial:
         points=len(comparison.changes),
         wrong=len(worse) - len(on_slow_pair),
         better=[entry.verdict for entries in (comparison.changes, comparison.groups) for entry in entries].count(
-            Verdict.BETTER
+            ChangeVerdict.BETTER
         ),
         found=bool(on_slow_pair),
         regressed=bool(comparison.regressions),

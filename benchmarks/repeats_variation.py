@@ -24,7 +24,7 @@ from statistics import fmean, median, variance
 
 from compare_repeats import FAIL_BELOW, RESULTS, repeats
 
-from collbench.judge.between_runs import NO_VARIATION, Key, estimates, in_both, kind_of, parts_of, points_by_key
+from collbench.judge.between_runs import NO_VARIATION, Key, estimates, in_both, parts_of, points_by_key, varies_as
 from collbench.judge.compare import compare, match_devices
 from collbench.judge.stats import reach, summarize
 from collbench.model.run import DataPoint, Run
@@ -60,7 +60,7 @@ def components(groups: Iterable[Sequence[Run]]) -> None:
     for runs in groups:
         whole: dict[tuple[str, str, int], list[tuple[list[float], float]]] = defaultdict(list)
         for point, logs, error, seconds in levels(runs):
-            kind = kind_of(point.work)
+            kind = varies_as(point.work)
             size = sum(point.size_bytes >= edge for edge in EDGES) - 1
             gpu = runs[0].devices[0].name.split()[1]
             found[kind, gpu, size].append((len(runs) - 1, variance(logs), error, seconds))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api.runs import KINDS, Kind
+from collbench.api.runs import KINDS, FileKind
 from collbench.report.sections import Section
 from collbench.runfile.run_file import SECTIONS, Results
 
@@ -116,7 +116,7 @@ def test_the_doctor_loads_nothing_that_measures() -> None:
     [
         *((f"{annex.package}.section", Section) for annex in SECTIONS.values()),
         *((f"{annex.package}.results", Results) for annex in SECTIONS.values()),
-        *((module, Kind) for module in KINDS.values()),
+        *((module, FileKind) for module in KINDS.values()),
     ],
 )
 def test_a_module_that_is_named_in_a_table_has_what_it_is_loaded_for(module: str, offers: type) -> None:
@@ -128,7 +128,7 @@ def test_a_run_of_links_is_shown_without_the_annex_of_jobs() -> None:
 from collbench.judge.diagnose import Diagnosis
 from collbench.report.html.content import content
 from collbench.report.rows import rows
-from collbench.report.text.measured import page
+from collbench.report.text.run_page import page
 from tests.builders import pair_run
 run = pair_run(2, lambda a, b: 20.0)
 assert rows(run) and list(page(Diagnosis(run))) and content([("run.json", run)], "")

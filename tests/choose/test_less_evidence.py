@@ -9,10 +9,10 @@ from itertools import combinations, permutations
 import pytest
 
 from collbench.choose.bands import predict
-from collbench.choose.choice import Band, How, Members
+from collbench.choose.choice import Band, How
 from collbench.choose.select import choose, evidence, from_run
 from collbench.model.operations import Operation
-from collbench.model.run import Path, Run
+from collbench.model.run import Members, Path, Run
 from tests.builders import gpus, measured, paths, run_of
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from collbench.cluster.api import NodeSurvey
 from collbench.cluster.nodes import Effect, NodeEffect, State, Uplink
-from collbench.cluster.page import Origin
+from collbench.cluster.page import SurveyOrigin
 from collbench.model.errors import ExitStatus
 from tests.cli.program import Program
 from tests.cluster.made import judged, slow
@@ -48,7 +48,7 @@ EITHER = NodeEffect(3, *(Effect(-0.3, (-0.32, -0.28), State.EITHER),) * 2)
 def test_what_is_slow_decides_the_status_unless_something_worse_does(
     changes: dict[str, Any], failed: ExitStatus, status: int
 ) -> None:
-    origin = Origin("cuda", "4 hosts", ("a", "b", "c", "d"), ("at random",) * 8, 16, 3.0, 1)
+    origin = SurveyOrigin("cuda", "4 hosts", ("a", "b", "c", "d"), ("at random",) * 8, 16, 3.0, 1)
     assert NodeSurvey(origin, replace(judged(4, slow()), **changes), None, failed=failed).status == status
 
 

@@ -18,12 +18,14 @@ from collbench.cluster.nodes import (
     choose_nodes,
     judge,
 )
-from collbench.cluster.page import Origin, Truth, as_plain, page
+from collbench.cluster.page import SurveyOrigin, Truth, as_plain, page
 from tests.cluster.made import judged, leaves, seen, slow
 from tests.report.pages import text
 
 LEAVES = leaves(16, 4)
-SIM = Origin("sim", "made: 16 nodes", tuple(f"node{n}" for n in range(16)), ("at random",) * 8 + ("x",), 72, 20.4, 7)
+SIM = SurveyOrigin(
+    "sim", "made: 16 nodes", tuple(f"node{n}" for n in range(16)), ("at random",) * 8 + ("x",), 72, 20.4, 7
+)
 
 
 def test_every_figure_of_a_simulation_says_so() -> None:
@@ -43,7 +45,7 @@ def test_sentences_take_the_terminals_columns_and_a_node_list_stays_one_word() -
     assert " ".join(narrow.split()) == " ".join(wide.split())
     assert {line[:10] for line in narrow.splitlines()} == {line[:10] for line in wide.splitlines()} | {" " * 10}
     names = ",".join(f"host-{n}-a" for n in range(16))  # for Slurm's --nodelist
-    origin = Origin("cuda", "16 hosts", tuple(names.split(",")), SIM.rounds, 72, 20.4, 7)
+    origin = SurveyOrigin("cuda", "16 hosts", tuple(names.split(",")), SIM.rounds, 72, 20.4, 7)
     everyone = judged(16, slow())
     assert f" {names}\n" in text(page(origin, everyone, choose_nodes(everyone, 16)), columns=50)
 
@@ -57,7 +59,7 @@ def test_sentences_take_the_terminals_columns_and_a_node_list_stays_one_word() -
     ],
 )
 def test_the_page_says_why_nobody_is_judged(pairs: list[Observation], nodes: int, why: str) -> None:
-    origin = Origin("cuda", f"{nodes} hosts", ("h0", "h1", "h2", "h3")[:nodes], SIM.rounds, 8, 20.4, 7)
+    origin = SurveyOrigin("cuda", f"{nodes} hosts", ("h0", "h1", "h2", "h3")[:nodes], SIM.rounds, 8, 20.4, 7)
     first, *_ = text(page(origin, judge(pairs, nodes), None)).splitlines()
     assert first.startswith("not judged: ")
     assert why in first
@@ -66,7 +68,7 @@ def test_the_page_says_why_nobody_is_judged(pairs: list[Observation], nodes: int
 def test_late_nodes_and_changes_of_the_network_are_findings_of_their_own() -> None:
     healthy = NodeEffect(0, *(Effect(0.0, (-0.01, 0.01), State.HEALTHY),) * 2)
     judgement = Judgement((healthy, replace(healthy, node=1)), (), 50.0, (), 0.01, None)
-    origin = Origin(
+    origin = SurveyOrigin(
         "host",
         "2 hosts",
         ("a", "b"),

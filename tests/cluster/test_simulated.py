@@ -19,7 +19,7 @@ from collbench.cluster.simulated import (
     allreduce_busbw,
     best_bound,
     load,
-    measured,
+    measured_rates,
     named,
     names,
     pair_rates,
@@ -92,7 +92,7 @@ def test_no_set_of_nodes_passes_the_bound() -> None:
 
 def test_noise_is_drawn_around_the_true_rate_and_again_by_its_seed() -> None:
     pairs = [(node, node + 64) for node in range(64)]
-    drawn = [measured(TREE, pairs, np.random.default_rng(3)) for _ in range(2)]
+    drawn = [measured_rates(TREE, pairs, np.random.default_rng(3)) for _ in range(2)]
     assert drawn[0] == drawn[1]
     logs = np.log(np.array(drawn[0]) / 400)
     # 64 values of σ = 2%: their spread lies within 30% of it, their mean within 4 standard errors, for this seed.

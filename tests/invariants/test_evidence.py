@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from collbench.cluster.nodes import State
 from collbench.cluster.nodes import judge as judge_nodes
-from collbench.judge.compare import Comparison, Verdict, compare
+from collbench.judge.compare import ChangeVerdict, Comparison, compare
 from collbench.judge.diagnose import Diagnosis, Severity, judge
 from collbench.judge.physics import impossible
 from collbench.judge.summary import rank_summary
@@ -158,9 +158,9 @@ def test_fewer_trials_make_no_point_the_same_and_no_regression_go_unseen(
     ])  # fmt: skip
     full = compare(base, new, 0.05)
     few = compare(base, cut(new, data.draw(st.sampled_from((1, 2, 3, 6))), data.draw(subsets(new))), 0.05)
-    assert not certain(few, Verdict.SAME) - certain(full, Verdict.SAME)
-    for verdict in (Verdict.WORSE, Verdict.BETTER):
-        assert not certain(few, Verdict.SAME) & certain(full, verdict)
+    assert not certain(few, ChangeVerdict.SAME) - certain(full, ChangeVerdict.SAME)
+    for verdict in (ChangeVerdict.WORSE, ChangeVerdict.BETTER):
+        assert not certain(few, ChangeVerdict.SAME) & certain(full, verdict)
 
 
 @tried()
@@ -179,5 +179,5 @@ def test_fewer_rounds_make_no_slow_node_healthy(nodes: int, ratio: float, sigma:
     assert judge_nodes(few, nodes, reported).nodes[sick].state is not State.HEALTHY
 
 
-def certain(found: Comparison, verdict: Verdict) -> set[object]:
+def certain(found: Comparison, verdict: ChangeVerdict) -> set[object]:
     return {change.key for change in found.changes if change.verdict is verdict}

@@ -24,7 +24,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Health, Measurement, Run, StopReason
 from collbench.report.text import verdicts
 from collbench.report.text.frame import headline
-from collbench.report.text.measured import page
+from collbench.report.text.run_page import page
 from collbench.runfile import run_file
 from tests.builders import in_words
 from tests.invariants.machines import COPIES, PAIRS, Made, machines, shuffled, tried, without_points

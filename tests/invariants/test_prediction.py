@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.choose.bands import predict
-from collbench.choose.choice import Band, How, Members
+from collbench.choose.choice import Band, How
 from collbench.choose.select import choose, evidence, from_run
 from collbench.model.operations import Work
-from collbench.model.run import Run
+from collbench.model.run import Members, Run
 from collbench.sim.fabrics import Fabric
 from tests.builders import in_words
 from tests.invariants.machines import HEALTHY, LINK_GBS, PAIRS, SLOT_GBS, Made, relabelled, shuffled, tried

@@ -9,8 +9,8 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from collbench.judge.between_runs import Origin, Variation, estimates, from_history, points_by_key
-from collbench.judge.compare import Comparison, Kind, Verdict, compare
+from collbench.judge.between_runs import Variation, VariationSource, estimates, from_history, points_by_key
+from collbench.judge.compare import ChangeVerdict, Comparison, GroupKind, compare
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
@@ -46,7 +46,7 @@ def run_with(
 
 def changed(comparison: Comparison) -> bool:
     verdicts = {one.verdict for one in comparison.changes} | {one.verdict for one in comparison.groups}
-    return bool(verdicts & {Verdict.WORSE, Verdict.BETTER})
+    return bool(verdicts & {ChangeVerdict.WORSE, ChangeVerdict.BETTER})
 
 
 def shown_by(runs: Sequence[Run]) -> Variation:
@@ -101,19 +101,19 @@ def test_all_links_that_vary_together_have_not_changed(history: int) -> None:
 @pytest.mark.parametrize(
     ("left", "history", "verdict", "said"),
     [
-        (0.95, 0, Verdict.UNDECIDED, "Undecided without --history: "),
-        (0.95, 3, Verdict.WORSE, "Slower: "),
-        (0.92, 0, Verdict.WORSE, "Regression: "),
+        (0.95, 0, ChangeVerdict.UNDECIDED, "Undecided without --history: "),
+        (0.95, 3, ChangeVerdict.WORSE, "Slower: "),
+        (0.92, 0, ChangeVerdict.WORSE, "Regression: "),
     ],
 )
 def test_a_shift_of_all_links_is_a_claim_with_history_or_beyond_six_percent(
-    left: float, history: int, verdict: Verdict, said: str
+    left: float, history: int, verdict: ChangeVerdict, said: str
 ) -> None:
     rng = np.random.default_rng(11)
     earlier = [run_with(rng, 0.001) for _ in range(history)]
     every = dict.fromkeys(combinations(range(4), 2), left)
     found = compare(run_with(rng, 0.001), run_with(rng, 0.001, factors=every), FAIL, None, earlier)
-    assert {group.verdict for group in found.groups if group.kind is Kind.WORK} == {verdict}
+    assert {group.verdict for group in found.groups if group.kind is GroupKind.WORK} == {verdict}
     assert conclusion(found).startswith(said)
 
 
@@ -142,7 +142,7 @@ def test_points_that_vary_by_themselves_hide_no_slow_pair() -> None:
     for _ in range(10):
         base, new = (run_with(rng, 0.0, factors=each, point=0.01, works=SEVERAL) for each in (None, {(1, 3): 0.9}))
         found.append(compare(base, new, FAIL))
-    worse = [{group.members for group in one.groups if group.verdict is Verdict.WORSE} for one in found]
+    worse = [{group.members for group in one.groups if group.verdict is ChangeVerdict.WORSE} for one in found]
     assert sum(members == {(1, 3)} for members in worse) >= 9
 
 
@@ -174,7 +174,7 @@ def test_a_slower_direction_is_no_variation_of_its_points() -> None:
     rng = np.random.default_rng(15)
     for _ in range(20):
         found = compare(one_link(rng, 0.0), one_link(rng, 0.0, one_way=0.9), FAIL)
-        worse = {(one.key.work, one.key.members) for one in found.changes if one.verdict is Verdict.WORSE}
+        worse = {(one.key.work, one.key.members) for one in found.changes if one.verdict is ChangeVerdict.WORSE}
         assert worse == {(work.value, (0, 1)) for work in COPIES}
 
 
@@ -183,7 +183,7 @@ def test_a_slower_link_is_found_by_all_its_works(point: float) -> None:
     rng = np.random.default_rng(16)
     found = [compare(one_link(rng, point), one_link(rng, point, both=0.9), FAIL) for _ in range(20)]
     worse = [(group.kind, group.verdict) for one in found for group in one.groups]
-    assert worse.count((Kind.DEVICES, Verdict.WORSE)) >= 19
+    assert worse.count((GroupKind.DEVICES, ChangeVerdict.WORSE)) >= 19
 
 
 @pytest.mark.parametrize("count", [4, 8])
@@ -192,7 +192,11 @@ def test_links_that_truly_became_slower_are_no_variation(count: int) -> None:
     rng = np.random.default_rng(5)
     slow = {pair: 0.92 for pair in combinations(range(count), 2) if 0 in pair}
     found = compare(run_with(rng, 0.0, count=count), run_with(rng, 0.0, factors=slow, count=count), FAIL)
-    worse = {group.members for group in found.groups if (group.kind, group.verdict) == (Kind.DEVICES, Verdict.WORSE)}
+    worse = {
+        group.members
+        for group in found.groups
+        if (group.kind, group.verdict) == (GroupKind.DEVICES, ChangeVerdict.WORSE)
+    }
     assert worse == set(slow)
 
 
@@ -204,7 +208,7 @@ def test_little_variation_hides_no_slow_pair(history: int) -> None:
     earlier = [run_with(rng, 0.001) for _ in range(history)]
     base = run_with(rng, 0.001)
     one = compare(base, run_with(rng, 0.001, factors=slow), FAIL, None, earlier)
-    assert {change.key.members for change in one.changes if change.verdict is Verdict.WORSE} == {(1, 3)}
+    assert {change.key.members for change in one.changes if change.verdict is ChangeVerdict.WORSE} == {(1, 3)}
     assert one.regressions
 
 
@@ -233,8 +237,8 @@ def test_history_is_of_the_same_gpus() -> None:
         compare(run_with(rng, 0.0), run_with(rng, 0.0), FAIL, None, [run_with(rng, 0.0, count=3)])
 
 
-@pytest.mark.parametrize(("count", "origin"), [(3, Origin.FEW_LINKS), (4, Origin.DEFAULT)])
-def test_it_is_said_that_few_links_count_as_varying_more(count: int, origin: Origin) -> None:
+@pytest.mark.parametrize(("count", "origin"), [(3, VariationSource.FEW_LINKS), (4, VariationSource.DEFAULT)])
+def test_it_is_said_that_few_links_count_as_varying_more(count: int, origin: VariationSource) -> None:
     rng = np.random.default_rng(2)
     found = compare(run_with(rng, 0.0, count=count), run_with(rng, 0.0, count=count), FAIL)
     assert {one.between.origin for one in found.changes} == {origin}
@@ -267,7 +271,7 @@ def test_a_pair_that_is_known_to_be_slower_is_in_no_doubt_where_others_are() -> 
     unsure = replace(
         found,
         changes=tuple(
-            change if change.key.members == (0, 1) else replace(change, verdict=Verdict.UNDECIDED)
+            change if change.key.members == (0, 1) else replace(change, verdict=ChangeVerdict.UNDECIDED)
             for change in found.changes
         ),
     )

@@ -12,7 +12,7 @@ from itertools import combinations, permutations
 import pytest
 
 from collbench.judge.between_runs import points_by_key
-from collbench.judge.compare import Difference, Verdict, compare, match_devices
+from collbench.judge.compare import ChangeVerdict, Difference, compare, match_devices
 from collbench.judge.stats import median_deviation, trial_noise
 from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.operations import Operation, Variant
@@ -297,8 +297,8 @@ def noisy_copies(factor: float, seed: int) -> Run:
 
 def test_noise_hides_each_point_of_a_slow_link_but_not_all_of_them() -> None:
     found = compare(noisy_copies(1, 0), noisy_copies(0.92, 5000), FAIL)
-    assert found.count(Verdict.WORSE) < 8
-    assert [group.members for group in found.groups if group.verdict is Verdict.WORSE] == [(1, 3)]
+    assert found.count(ChangeVerdict.WORSE) < 8
+    assert [group.members for group in found.groups if group.verdict is ChangeVerdict.WORSE] == [(1, 3)]
 
 
 def world(factor: float, seed: int) -> Run:
@@ -312,8 +312,8 @@ def world(factor: float, seed: int) -> Run:
 
 def test_one_communicator_at_many_sizes_is_judged_by_like_sizes() -> None:
     """Three trials of a size alone tell hardly anything of their noise."""
-    assert compare(world(1, 0), world(1, 1), FAIL).count(Verdict.WORSE) == 0
-    assert compare(world(1, 0), world(0.9, 1), FAIL).count(Verdict.WORSE) >= 10  # 1 MiB takes 6 µs, which vary
+    assert compare(world(1, 0), world(1, 1), FAIL).count(ChangeVerdict.WORSE) == 0
+    assert compare(world(1, 0), world(0.9, 1), FAIL).count(ChangeVerdict.WORSE) >= 10  # 1 MiB takes 6 µs, which vary
 
 
 def test_wild_points_with_hardly_a_trial_are_undecided_and_break_nothing() -> None:
@@ -323,7 +323,7 @@ def test_wild_points_with_hardly_a_trial_are_undecided_and_break_nothing() -> No
         for seed in (0, 1)
     ]
     found = compare(runs[0], runs[1], FAIL)
-    assert found.count(Verdict.UNDECIDED) == len(works)
+    assert found.count(ChangeVerdict.UNDECIDED) == len(works)
     assert all(change.interval is not None and change.interval[1] > 100 for change in found.changes)
 
 
@@ -334,8 +334,8 @@ def test_two_recorded_runs_on_one_machine_have_nothing_better_or_worse() -> None
     found = compare(recorded(UNEVEN.format(1)), recorded(UNEVEN.format(3)), FAIL)
     assert (found.match.by_uuid, len(found.changes)) == (4, 1680)
     assert reported(found) == set()
-    assert {group.verdict for group in found.groups} <= {Verdict.SAME, Verdict.UNDECIDED}
-    assert found.count(Verdict.SAME) > 900  # small messages vary too much from run to run for that
+    assert {group.verdict for group in found.groups} <= {ChangeVerdict.SAME, ChangeVerdict.UNDECIDED}
+    assert found.count(ChangeVerdict.SAME) > 900  # small messages vary too much from run to run for that
     assert [difference.what for difference in found.differences] == ["started"]
 
 

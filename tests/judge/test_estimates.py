@@ -10,7 +10,6 @@ import pytest
 
 from collbench.judge.tiers import (
     Estimate,
-    Members,
     differs,
     estimates_of,
     labels_of,
@@ -20,7 +19,7 @@ from collbench.judge.tiers import (
     tolerance,
 )
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Path
+from collbench.model.run import Members, Path
 from tests.builders import GIB, gpus, measured, run_of
 
 MIB = 2**20

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from collbench.judge.between_runs import Key, PointPair
-from collbench.judge.compare import Group, Kind, Verdict, find_groups, judge_group
+from collbench.judge.compare import ChangeVerdict, Group, GroupKind, find_groups, judge_group
 from collbench.judge.tiers import Estimate
 from collbench.model.operations import Operation
 from tests.builders import measured
@@ -31,7 +31,7 @@ def point(
 
 
 def judged(*found: PointPair, alpha: float = 0.01) -> Group:
-    return judge_group((Kind.WORK, "ce-write", (), [*found]), alpha, 0.05)
+    return judge_group((GroupKind.WORK, "ce-write", (), [*found]), alpha, 0.05)
 
 
 READ = Operation.SM_READ
@@ -62,42 +62,42 @@ def test_what_belongs_together(
 ) -> None:
     made = find_groups(found)
     assert [(work, members, len(pairs)) for _, work, members, pairs in made] == groups
-    assert [kind for kind, *_ in made] == [Kind.WORK if work else Kind.DEVICES for work, _, _ in groups]
+    assert [kind for kind, *_ in made] == [GroupKind.WORK if work else GroupKind.DEVICES for work, _, _ in groups]
 
 
 @pytest.mark.parametrize(
     ("title", "differences", "verdict", "regressed"),
     [
-        ("nothing changed", (0.0, 0.0, 0.0), Verdict.SAME, False),
-        ("all are δ slower", (-0.02, -0.02), Verdict.SAME, False),
-        ("all are δ faster", (0.02, 0.02), Verdict.SAME, False),
-        ("slower", (-0.03, -0.04), Verdict.WORSE, False),
-        ("faster", (0.03, 0.04), Verdict.BETTER, False),
-        ("much slower", (-0.06, -0.07), Verdict.WORSE, True),
-        ("much faster", (0.06, 0.07), Verdict.BETTER, False),
-        ("one of three", (0.0, 0.0, -0.3), Verdict.UNDECIDED, False),
-        ("one of three faster", (0.0, 0.0, 0.3), Verdict.UNDECIDED, False),
-        ("one of two", (-0.7, 0.0), Verdict.UNDECIDED, False),
-        ("one of two faster", (0.7, 0.0), Verdict.UNDECIDED, False),
-        ("two of four", (-0.7, -0.7, 0.0, 0.0), Verdict.UNDECIDED, False),
-        ("one of three, the others by δ", (-0.02, -0.02, -0.5), Verdict.UNDECIDED, False),
-        ("one of three faster, the others by δ", (0.02, 0.02, 0.5), Verdict.UNDECIDED, False),
-        ("one of three much slower, the others slower", (-0.04, -0.04, -0.5), Verdict.WORSE, False),
-        ("most, yet together not", (-0.04, -0.04, 0.05), Verdict.SAME, False),
-        ("two of three, together slower", (-0.06, -0.06, 0.0), Verdict.WORSE, False),
-        ("4.9% slower", (math.log(0.951),) * 2, Verdict.WORSE, False),
+        ("nothing changed", (0.0, 0.0, 0.0), ChangeVerdict.SAME, False),
+        ("all are δ slower", (-0.02, -0.02), ChangeVerdict.SAME, False),
+        ("all are δ faster", (0.02, 0.02), ChangeVerdict.SAME, False),
+        ("slower", (-0.03, -0.04), ChangeVerdict.WORSE, False),
+        ("faster", (0.03, 0.04), ChangeVerdict.BETTER, False),
+        ("much slower", (-0.06, -0.07), ChangeVerdict.WORSE, True),
+        ("much faster", (0.06, 0.07), ChangeVerdict.BETTER, False),
+        ("one of three", (0.0, 0.0, -0.3), ChangeVerdict.UNDECIDED, False),
+        ("one of three faster", (0.0, 0.0, 0.3), ChangeVerdict.UNDECIDED, False),
+        ("one of two", (-0.7, 0.0), ChangeVerdict.UNDECIDED, False),
+        ("one of two faster", (0.7, 0.0), ChangeVerdict.UNDECIDED, False),
+        ("two of four", (-0.7, -0.7, 0.0, 0.0), ChangeVerdict.UNDECIDED, False),
+        ("one of three, the others by δ", (-0.02, -0.02, -0.5), ChangeVerdict.UNDECIDED, False),
+        ("one of three faster, the others by δ", (0.02, 0.02, 0.5), ChangeVerdict.UNDECIDED, False),
+        ("one of three much slower, the others slower", (-0.04, -0.04, -0.5), ChangeVerdict.WORSE, False),
+        ("most, yet together not", (-0.04, -0.04, 0.05), ChangeVerdict.SAME, False),
+        ("two of three, together slower", (-0.06, -0.06, 0.0), ChangeVerdict.WORSE, False),
+        ("4.9% slower", (math.log(0.951),) * 2, ChangeVerdict.WORSE, False),
         (
             "one of three much slower, the others by what is allowed",
             (*[math.log1p(-0.05)] * 2, -0.5),
-            Verdict.WORSE,
+            ChangeVerdict.WORSE,
             False,
         ),
-        ("most, together by δ", (-0.03, -0.03, -0.03, 0.01), Verdict.SAME, False),
-        ("5.1% slower", (math.log(0.949),) * 2, Verdict.WORSE, True),
+        ("most, together by δ", (-0.03, -0.03, -0.03, 0.01), ChangeVerdict.SAME, False),
+        ("5.1% slower", (math.log(0.949),) * 2, ChangeVerdict.WORSE, True),
     ],
 )
 def test_most_points_have_to_agree_with_the_mean(
-    title: str, differences: Sequence[float], verdict: Verdict, regressed: bool
+    title: str, differences: Sequence[float], verdict: ChangeVerdict, regressed: bool
 ) -> None:
     found = judged(*map(point, differences))
     assert (found.verdict, found.regressed, found.points) == (verdict, regressed, len(differences))
@@ -110,8 +110,11 @@ def test_a_group_has_to_change_by_more_than_its_error_beyond_delta(sign: int) ->
     noisy = judged(point(sign * 0.05, 0.02), point(sign * 0.05, 0.02))
     far = math.log(noisy.interval[1] / noisy.ratio)
     assert far > 0.05 - 0.02
-    assert (noisy.verdict, noisy.regressed) == (Verdict.UNDECIDED, False)
-    for beyond, verdict in ((0.99, Verdict.UNDECIDED), (1.01, Verdict.WORSE if sign < 0 else Verdict.BETTER)):
+    assert (noisy.verdict, noisy.regressed) == (ChangeVerdict.UNDECIDED, False)
+    for beyond, verdict in (
+        (0.99, ChangeVerdict.UNDECIDED),
+        (1.01, ChangeVerdict.WORSE if sign < 0 else ChangeVerdict.BETTER),
+    ):
         change = sign * (noisy.delta + far * beyond)
         assert judged(point(change, 0.02), point(change, 0.02)).verdict == verdict
 
@@ -133,18 +136,18 @@ def test_a_point_counts_by_what_is_known_of_it() -> None:
 @pytest.mark.parametrize(
     ("title", "difference", "error", "verdict", "regressed"),
     [
-        ("the same, as far as noise tells", 0.0, 0.0114, Verdict.SAME, False),
-        ("the same or not", 0.0, 0.0115, Verdict.UNDECIDED, False),
-        ("slower or not", -0.05, 0.0103, Verdict.UNDECIDED, False),
-        ("slower, as far as noise tells", -0.05, 0.0102, Verdict.WORSE, False),
-        ("faster or not", 0.05, 0.0103, Verdict.UNDECIDED, False),
-        ("faster, as far as noise tells", 0.05, 0.0102, Verdict.BETTER, False),
-        ("slower than allowed or not", -0.081, 0.0103, Verdict.WORSE, False),
-        ("slower than allowed, as far as noise tells", -0.081, 0.0101, Verdict.WORSE, True),
+        ("the same, as far as noise tells", 0.0, 0.0114, ChangeVerdict.SAME, False),
+        ("the same or not", 0.0, 0.0115, ChangeVerdict.UNDECIDED, False),
+        ("slower or not", -0.05, 0.0103, ChangeVerdict.UNDECIDED, False),
+        ("slower, as far as noise tells", -0.05, 0.0102, ChangeVerdict.WORSE, False),
+        ("faster or not", 0.05, 0.0103, ChangeVerdict.UNDECIDED, False),
+        ("faster, as far as noise tells", 0.05, 0.0102, ChangeVerdict.BETTER, False),
+        ("slower than allowed or not", -0.081, 0.0103, ChangeVerdict.WORSE, False),
+        ("slower than allowed, as far as noise tells", -0.081, 0.0101, ChangeVerdict.WORSE, True),
     ],
 )
 def test_noise_decides_what_is_certain(
-    title: str, difference: float, error: float, verdict: Verdict, regressed: bool
+    title: str, difference: float, error: float, verdict: ChangeVerdict, regressed: bool
 ) -> None:
     found = judged(point(difference, error), point(difference, error))
     assert (found.verdict, found.regressed) == (verdict, regressed)
@@ -154,5 +157,5 @@ def test_the_widest_tolerance_of_its_points_is_a_groups() -> None:
     small, large = point(-0.05, size=MIB // 2), point(-0.05)
     found = judged(small, large)
     assert found.delta == pytest.approx(0.06)  # of a message below 1 MiB
-    assert (found.verdict, found.size_bytes) == (Verdict.SAME, GIB)
-    assert judged(large, large).verdict is Verdict.WORSE
+    assert (found.verdict, found.size_bytes) == (ChangeVerdict.SAME, GIB)
+    assert judged(large, large).verdict is ChangeVerdict.WORSE

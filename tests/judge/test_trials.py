@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.judge.compare import Comparison, Verdict, compare
+from collbench.judge.compare import ChangeVerdict, Comparison, compare
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind, Noise
 from tests.builders import ALL
@@ -26,8 +26,8 @@ def compared(name: str, seed: int, factor: float | None) -> Comparison:
 
 
 def worse(found: Comparison) -> list[tuple[int, ...]]:
-    groups = [group.members for group in found.groups if group.verdict is Verdict.WORSE]
-    return groups + [change.key.members for change in found.changes if change.verdict is Verdict.WORSE]
+    groups = [group.members for group in found.groups if group.verdict is ChangeVerdict.WORSE]
+    return groups + [change.key.members for change in found.changes if change.verdict is ChangeVerdict.WORSE]
 
 
 @pytest.mark.parametrize("name", ["hgx-h200", "dgx-1v", "pcie-4-two-bridges"])

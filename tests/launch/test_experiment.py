@@ -13,7 +13,7 @@ from collbench.launch import ablation as ablations
 from collbench.launch import experiment
 from collbench.launch.ablation import Ablation, Measure
 from collbench.launch.child import Ended, Reader
-from collbench.launch.experiment import Experiment, Plan, Reporter, environment_of
+from collbench.launch.experiment import Experiment, Reporter, Setup, environment_of
 from collbench.model.errors import BackendError, UsageError
 from tests.launch.made import ablation
 
@@ -60,7 +60,7 @@ class Stage:
             setattr(planned, name, value)
         args = ("--max-restarts", "0", "--", "train.py")
         compiled = re.compile(pattern) if pattern else None
-        plan = Plan(args, self.tmp_path / "a.json", self.tmp_path, {"HOME": "/", "NCCL_NVLS_ENABLE": "0"}, compiled)
+        plan = Setup(args, self.tmp_path / "a.json", self.tmp_path, {"HOME": "/", "NCCL_NVLS_ENABLE": "0"}, compiled)
         reporter = Reporter(self.messages.append, self.output_lines.extend, lambda _data: None, lambda _text: None)
         Experiment(planned, plan, reporter).train()
         return planned

@@ -1,7 +1,8 @@
 import pytest
 
-from collbench.measurement.plan import Members, batch_bytes, default_stopping_rule, directed_links, unordered_pairs
+from collbench.measurement.plan import batch_bytes, default_stopping_rule, directed_links, unordered_pairs
 from collbench.model.operations import Operation, Work
+from collbench.model.run import Members
 
 MIB, GIB = 2**20, 2**30
 EVERYTHING = tuple(2**power for power in range(3, 31))

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.measurement.plan import Pair, pair_rounds, relabelled
+from collbench.measurement.plan import pair_rounds, relabelled
+from collbench.model.run import Pair
 
 
 def check(rounds: list[list[Pair]], n: int) -> None:

@@ -18,7 +18,7 @@ from collbench.judge.registration import published, small_allreduces
 from collbench.model.operations import Operation, Registration
 from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
 from collbench.report.text.collectives import small_allreduces_json as as_json
-from collbench.report.text.measured import page
+from collbench.report.text.run_page import page
 from tests.builders import gpus, run_of
 from tests.judge.test_tails import launches
 from tests.report.pages import text

@@ -48,7 +48,7 @@ def prepare(
     present = factory.look(train.backend)
     devices = _choose(train, values["against"], present, notices)
     train_arguments = (*train.script.options, "--", *train.script.program)
-    plan = experiments.Plan(train_arguments, path, logs, dict(os.environ), pattern, train.nccl, values["force"])
+    plan = experiments.Setup(train_arguments, path, logs, dict(os.environ), pattern, train.nccl, values["force"])
     experiment = experiments.Experiment(_begun(train, values, change, present.backend, devices), plan, reported)
     for names in dict.fromkeys(arm.uuids for arm in experiment.ablation.arms):
         of_arm = TrainRequest(count=0, backend=present.backend, devices=",".join(names), script=train.script)

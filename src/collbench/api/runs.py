@@ -53,7 +53,7 @@ def load(path: str | os.PathLike[str]) -> MeasuredRun:
     try:
         return MeasuredRun.of(run_file.load(file))
     except RunFileError:
-        if (kind := kind_of(file)) is not None:
+        if (kind := file_kind(file)) is not None:
             raise UsageError(f"{file} is {kind.NAME}: write {kind.CALL.format(str(file))}") from None
         raise
 
@@ -239,12 +239,12 @@ def tails(run: Run) -> tuple[Tails, ...]:
 # Files besides runs: of which kind one is, and the module for it, loaded only then.
 
 JOB = "collbench-job"
-# What a file's "format" says: the module that offers what `Kind` lists.
+# What a file's "format" says: the module that offers what `FileKind` lists.
 KINDS = {JOB: "collbench.jobs.hooks", "collbench-ablation": "collbench.cli.ablate"}
 MAX_BYTES = 2**30  # a job of a thousand ranks, each with 32 whole repetitions of a thousand calls
 
 
-class Kind(Protocol):
+class FileKind(Protocol):
     """What such a module offers."""
 
     NAME: str  # "a recorded job"
@@ -267,10 +267,10 @@ def format_of(path: Path) -> str:
     return named if isinstance(named, str) and named in KINDS else ""
 
 
-def kind_of(path: Path) -> Kind | None:
+def file_kind(path: Path) -> FileKind | None:
     """Return the module for a file; None for a run, and for what cannot be read."""
     name = format_of(path)
-    return cast("Kind", import_module(KINDS[name])) if name else None
+    return cast("FileKind", import_module(KINDS[name])) if name else None
 
 
 def trace_title(path: Path) -> str:

@@ -10,10 +10,8 @@ from enum import StrEnum
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
 from collbench.model.printable import one_line
-from collbench.model.run import Device, device_sets
+from collbench.model.run import Device, Members, device_sets
 from collbench.model.units import amount, figure, fixed, span, verb
-
-Members = tuple[int, ...]
 
 
 class How(StrEnum):

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.choose.bands import MOST_MEMBERS, all_sets, masks
-from collbench.choose.choice import EXCLUDED, Candidate, Choice, LeftOut, Members, TieBreak, Unfit
+from collbench.choose.choice import EXCLUDED, Candidate, Choice, LeftOut, TieBreak, Unfit
 from collbench.choose.search import best, finalists, search, with_default
 from collbench.choose.wiring import Sets, Values, Wiring, guessed_rates, wiring
 from collbench.machine.labels import labels_within
 from collbench.model.errors import UsageError
-from collbench.model.run import Device, Path, device_sets, tags
+from collbench.model.run import Device, Members, Path, device_sets, tags
 from collbench.model.units import DELTA, abridged, amount, fixed, verb
 
 # How to choose among sets that tie by bandwidth (docs/method/choosing.md 4): level by level, until one is left.

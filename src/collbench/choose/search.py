@@ -23,8 +23,9 @@ from collbench.choose.bands import (
     ring_table,
     slowest_hop,
 )
-from collbench.choose.choice import Candidate, Members
+from collbench.choose.choice import Candidate
 from collbench.choose.wiring import CROWDED, Sets, Values, Wiring
+from collbench.model.run import Members
 
 # Sets of k of many devices that are worth a look: grown from several starts, then improved by swaps (a heuristic).
 

@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from collbench.choose.bands import on_one_plane, predict
-from collbench.choose.choice import Candidate, Choice, LeftOut, Members, TieBreak
+from collbench.choose.choice import Candidate, Choice, LeftOut, TieBreak
 from collbench.choose.fitness import broken_pairs, left_out, marks
 from collbench.choose.problem import (
     Level,
@@ -40,7 +40,7 @@ from collbench.judge.tiers import Ranking, estimates, points_of, rank_links, ran
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Measurement, Run
+from collbench.model.run import Measurement, Members, Run
 from collbench.model.units import SMALL_BYTES, every, fixed, verb
 
 # Which k devices to use: predicted, then tie-broken.

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from collbench.machine import theory
 from collbench.machine.labels import chained, is_nvlink, nvlinks
 from collbench.machine.theory import DEGRADED, HIDDEN
-from collbench.model.run import Device, InterferenceCheck, Path
+from collbench.model.run import Device, InterferenceCheck, Pair, Path
 
 # Capacities of pairs and ports in one direction, GB/s, by labels and the GPUs' names; ∞ if not known.
 
 Values = NDArray[np.float64]
 Rates = Values
 Sets = NDArray[np.intp]  # positions, shape (sets, members)
-Pair = tuple[int, int]
 
 
 def pair_capacities(devices: Sequence[Device], paths: Mapping[Pair, Path], links: Rates) -> Rates:

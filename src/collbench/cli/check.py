@@ -17,7 +17,7 @@ from rich.text import Text
 
 from collbench.api.measuring import OpenSession
 from collbench.cli import options
-from collbench.cli.measuring import SILENTLY, MeasuringCommand, measured, measuring_options
+from collbench.cli.measuring import SILENTLY, MeasuringCommand, measured_and_shown, measuring_options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_answer, show_page
 from collbench.measurement.backends import factory
@@ -49,7 +49,7 @@ _COLLECTIVES = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
 _QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE),)
 
 
-def plan(request: Request, **_options: Any) -> Request:
+def _with_checks(request: Request, **_options: Any) -> Request:
     """Return the request with the sizes and patterns of a check. With --quick everything is isolated at once."""
     sizes = request.sizes or (_SIZE_OF_CORES if capabilities(request.backend).cores else _SIZE,)
     if request.quick:
@@ -58,7 +58,7 @@ def plan(request: Request, **_options: Any) -> Request:
     return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
 
 
-@click.command(cls=MeasuringCommand, plan=plan)
+@click.command(cls=MeasuringCommand, build=_with_checks)
 @_file
 @measuring_options(_map_p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
 def check(
@@ -133,7 +133,7 @@ def _measured(values: Mapping[str, Any]) -> Diagnosis:
     request = check.request(values, options.command_line("check"), NOTICES)
     begun: list[OpenSession] = []
     try:
-        run = measured(request, values["output"], SILENTLY, begun).run
+        run = measured_and_shown(request, values["output"], SILENTLY, begun).run
     except (DataCorruption, BackendError) as error:
         if not begun:
             raise

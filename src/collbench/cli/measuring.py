@@ -45,19 +45,19 @@ _stopping = (
 )
 
 # Adds what a command times to the request of its options, which it gets by name, too.
-Plan = Callable[..., Request]
+RequestBuilder = Callable[..., Request]
 
 
 class MeasuringCommand(options.CheckedCommand):
-    """A command that measures what its plan adds to a request."""
+    """A command that measures what `build` makes of the request of the shared options."""
 
-    def __init__(self, *arguments: Any, plan: Plan, **settings: Any) -> None:
+    def __init__(self, *arguments: Any, build: RequestBuilder, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.plan = plan
+        self.build = build
 
     def request(self, values: Mapping[str, Any], command_line: Sequence[str], notices: Notices = SILENT) -> Request:
         """Return what options, by name, ask for. Raises UsageError, RunFileError."""
-        return self.plan(request_of(self.name or "", values, command_line, notices), **values)
+        return self.build(request_of(self.name or "", values, command_line, notices), **values)
 
 
 def measuring_options(
@@ -75,14 +75,14 @@ def measuring_command(
     name: str | None = None,
     text: str | None = None,
     cls: type[MeasuringCommand] = MeasuringCommand,
-) -> Callable[[Plan], MeasuringCommand]:
-    """Return a decorator: a plan becomes the command that measures it, prints the run, and leaves with its status.
+) -> Callable[[RequestBuilder], MeasuringCommand]:
+    """Return a decorator: a builder becomes the command that measures it, prints the run, and leaves with its status.
 
-    The command's name and help are the plan's, or `name` and `text`.
+    The command's name and help are the builder's, or `name` and `text`.
     """
 
-    def decorate(plan: Plan) -> MeasuringCommand:
-        command_name = name or plan.__name__
+    def decorate(build: RequestBuilder) -> MeasuringCommand:
+        command_name = name or build.__name__
 
         @measuring_options(*own, options.json, sized=sized)
         def command(**values: Any) -> None:
@@ -90,7 +90,7 @@ def measuring_command(
             request = made.request(values, options.command_line(command_name), NOTICES)
             measure_and_show(request, values["output"], printer)
 
-        made = click.command(command_name, cls=cls, plan=plan, help=text or plan.__doc__)(command)
+        made = click.command(command_name, cls=cls, build=build, help=text or build.__doc__)(command)
         return made
 
     return decorate
@@ -127,7 +127,7 @@ class RunPrinter:
 
             echo(run_file.dumps(diagnosis.run, answer.as_json(diagnosis)), end="")
         elif self.layout == TABLE:
-            from collbench.report.text.measured import page
+            from collbench.report.text.run_page import page
 
             show_page(page(diagnosis, shlex.quote(str(self.file)) if self.file else "RUN.JSON"))
 
@@ -157,7 +157,7 @@ def new_file(command: str, backend: str) -> Path | None:
 
 def measure_and_show(request: Request, path: Path | None, printer: RunPrinter) -> None:
     """Measure to the end, print the run, and leave with the status that it earns."""
-    leave_with(measured(request, path, printer, []))
+    leave_with(measured_and_shown(request, path, printer, []))
 
 
 def measure_with_workers(open_session: Callable[[], OpenSession], page: str) -> None:
@@ -165,7 +165,7 @@ def measure_with_workers(open_session: Callable[[], OpenSession], page: str) -> 
     leave_with(_measured_in(open_session, RunPrinter.of(), page, []))
 
 
-def measured(request: Request, path: Path | None, printer: RunPrinter, begun: list[OpenSession]) -> Diagnosis:
+def measured_and_shown(request: Request, path: Path | None, printer: RunPrinter, begun: list[OpenSession]) -> Diagnosis:
     """Measure to the end, print the run, and return what it means: saved in the named file, else in a new one.
 
     Where no file can be made it is printed all the same; a named one that cannot be written is refused before anything
@@ -178,7 +178,7 @@ def measured(request: Request, path: Path | None, printer: RunPrinter, begun: li
         ranks = functools.partial(launched().open_ranks, launch)
     named, path = path, path or new_file(request.command_name, request.backend)
     printer = replace(printer, file=named or (Path("1") if path else None))
-    page, title = "collbench.report.text.measured", f"measuring {request.command_name}"
+    page, title = "collbench.report.text.run_page", f"measuring {request.command_name}"
     meanwhile = functools.partial(import_module, page)  # which takes as long to load as the GPUs to open
 
     open_session = functools.partial(RequestSession, request, path, NOTICES, title, ranks=ranks, meanwhile=meanwhile)

@@ -47,7 +47,7 @@ def runs(limit: int) -> None:
         rows = [{**plain(run), "path": str(run.path)} for run in saved_list]
         echo(document("runs", {"runs": rows}), end="")
         return
-    from collbench.report.saved_runs import lines
+    from collbench.report.text.run_list import lines
 
     for line in lines(saved_list) if saved_list else ["there is no saved run: measure with 'collbench pairs'"]:
         echo(line)
@@ -89,7 +89,7 @@ def show(
       collbench show job.json --run-file run.json
     """
     narrowed = operation is not None or size is not None
-    if file is not None and (kind := saved.kind_of(file)) is not None:
+    if file is not None and (kind := saved.file_kind(file)) is not None:
         if others := options.typed_besides(("file", "as_json", "verbose", *kind.OPTIONS)):
             raise UsageError(f"{file} is {kind.NAME}: leave out {', '.join(others)}")
         kind.show(file, **{name: of_job[name] for name in kind.OPTIONS})
@@ -197,7 +197,7 @@ def export(file: Path | None, layout: str, output: Path | None, force: bool) -> 
 
 def _other(file: Path, layout: str) -> str:
     """Return the text of a file of another kind; "" for a run."""
-    kind = saved.kind_of(file)
+    kind = saved.file_kind(file)
     if kind is None and layout == "perfetto":
         load(file)  # if it is no run either, that says why
         raise UsageError(f"--format perfetto is for a recorded job, and {one_line(str(file))} is a run")
@@ -248,7 +248,7 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     run_files = options.all_named_or_newest(files)
     path = Path(f"{run_files[0].stem or 'report'}.html") if output is None else output
     _check(path, run_files, force=force)
-    if kind := next(filter(None, map(saved.kind_of, run_files)), None):
+    if kind := next(filter(None, map(saved.file_kind, run_files)), None):
         _save(kind.html(run_files), path, force=force)
         return
     runs = [load(file) for file in run_files]

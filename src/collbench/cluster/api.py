@@ -37,7 +37,7 @@ from collbench.runfile.run_file import RunWriter
 if TYPE_CHECKING:
     from collbench.cluster.measure import NodePairs, Surveyed
     from collbench.cluster.nodes import Judgement, NodeChoice
-    from collbench.cluster.page import Origin, Truth
+    from collbench.cluster.page import SurveyOrigin, Truth
     from collbench.cluster.simulated import Cluster
     from collbench.cluster.switches import Switches
     from collbench.ranks.factory import World
@@ -73,7 +73,7 @@ class NodeSurvey:
     status of what failed on the way.
     """
 
-    origin: Origin
+    origin: SurveyOrigin
     judgement: Judgement
     choice: NodeChoice | None
     truth: Truth | None = None
@@ -104,7 +104,7 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
     # Late: numpy and scipy need not be there for --help.
     from collbench.cluster.measure import survey_cluster, switches
     from collbench.cluster.nodes import choose_nodes
-    from collbench.cluster.page import Origin, Truth
+    from collbench.cluster.page import SurveyOrigin, Truth
     from collbench.cluster.simulated import allreduce_busbw, best_bound
 
     if nodes_request.switches is not None:
@@ -124,7 +124,7 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
     if nodes_request.count:
         choice = choose_nodes(done.judgement, nodes_request.count, switches(cluster))
         truth = Truth(allreduce_busbw(cluster, choice.members), best_bound(cluster, len(choice.members)))
-    origin = Origin(
+    origin = SurveyOrigin(
         backend=SIM.name,
         where=f"{cluster.name}: {cluster.nodes} nodes × {cluster.gpus} GPUs; {cluster.source}",
         names=tuple(f"node{node}" for node in range(cluster.nodes)),
@@ -203,7 +203,7 @@ def _survey(
     """Measure and judge; what was measured is saved however it ends."""
     # Late: numpy and scipy need not be there for --help.
     from collbench.cluster.nodes import choose_nodes, late_nodes
-    from collbench.cluster.page import Origin, lost
+    from collbench.cluster.page import SurveyOrigin, lost
     from collbench.measurement.session import read_ports_after
     from collbench.report.text.frame import headline, network_lines
 
@@ -226,7 +226,7 @@ def _survey(
         )
     gone = [*world.unknown, *world.lost().values()]
     kinds = ", ".join(dict.fromkeys(device.name for device in run.devices))
-    origin = Origin(
+    origin = SurveyOrigin(
         backend=run.backend,
         where=f"{len(pairs.names)} hosts, {len(run.devices)} ranks by {run.settings.launcher}: {kinds}",
         names=pairs.names,

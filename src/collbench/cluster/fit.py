@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 
 from collbench.judge.stats import MAD_TO_SIGMA, huber_weights, trial_noise
 from collbench.machine.labels import chained
+from collbench.model.run import Members, Pair
 from collbench.model.units import DELTA
 
-Pair = tuple[int, int]
-Members = tuple[int, ...]
 Level = tuple[Members, ...]
 _Array = NDArray[np.float64]
 _Indices = NDArray[np.int_]

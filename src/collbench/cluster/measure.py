@@ -13,13 +13,13 @@ import numpy as np
 
 from collbench.cluster.fit import Observation, RoundKind, Sharing
 from collbench.cluster.nodes import Judgement, judge
-from collbench.cluster.simulated import Cluster, measured
+from collbench.cluster.simulated import Cluster, measured_rates
 from collbench.cluster.switches import Switches
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
-from collbench.measurement.plan import Members, Pair, pair_rounds, relabelled
+from collbench.measurement.plan import pair_rounds, relabelled
 from collbench.model.errors import BackendError, Failure, StepFailed, UsageError
 from collbench.model.operations import Operation, Work
-from collbench.model.run import DataPoint, Device, Measurement, Run, Sample, StopReason
+from collbench.model.run import DataPoint, Device, Measurement, Members, Pair, Run, Sample, StopReason
 from collbench.model.units import algbw, format_size
 
 # How long a survey of nodes will take: an estimate, whose assumptions each have a name here.
@@ -449,7 +449,7 @@ def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, see
     each = round_seconds(cluster.nodes, cluster.gpus, size_bytes, cluster.nic_gbs)
 
     def measure(pairs: tuple[Pair, ...], only_one_way: bool) -> Sequence[float]:
-        return measured(cluster, pairs, noise, one_way=only_one_way)
+        return measured_rates(cluster, pairs, noise, one_way=only_one_way)
 
     done = survey_nodes(
         cluster.nodes,

@@ -15,9 +15,7 @@ import numpy as np
 from collbench.cluster.fit import (
     ALIKE,
     Fit,
-    Members,
     Observation,
-    Pair,
     Reached,
     RoundKind,
     Sharing,
@@ -33,7 +31,7 @@ from collbench.judge.stats import simultaneous_quantile
 from collbench.judge.tails import lateness
 from collbench.machine.labels import chained
 from collbench.model.errors import UsageError
-from collbench.model.run import Measurement, Run
+from collbench.model.run import Measurement, Members, Pair, Run
 from collbench.model.units import DELTA
 
 # Which nodes are slow, which uplinks, and where to look more closely, from the pairs of nodes measured so far.

@@ -28,7 +28,7 @@ _FEW_FINDINGS = 12  # lines on the short page
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SurveyOrigin:
     """Where a survey's figures come from.
 
     - `names`: of the nodes; `rounds`: the kind of each measured round.
@@ -70,7 +70,7 @@ class Truth:
     bound_gbs: float
 
 
-def page(origin: Origin, judgement: Judgement, choice: NodeChoice | None, truth: Truth | None = None) -> Page:
+def page(origin: SurveyOrigin, judgement: Judgement, choice: NodeChoice | None, truth: Truth | None = None) -> Page:
     """Yield the page's blocks; `choice` is None if the user asked for no nodes.
 
     The short page has only the first findings.
@@ -94,7 +94,7 @@ def page(origin: Origin, judgement: Judgement, choice: NodeChoice | None, truth:
 
 
 def as_plain(
-    origin: Origin, judgement: Judgement, choice: NodeChoice | None, truth: Truth | None = None
+    origin: SurveyOrigin, judgement: Judgement, choice: NodeChoice | None, truth: Truth | None = None
 ) -> dict[str, object]:
     """Return the same as JSON's own types; the backend "sim" says what the figures are."""
     data, judged = plain(origin), plain(replace(judgement, sharing=None))
@@ -123,7 +123,7 @@ def lost(run: Run) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _rounds(origin: Origin) -> Iterator[str]:
+def _rounds(origin: SurveyOrigin) -> Iterator[str]:
     if origin.switches_from:
         counts = ", under ".join(f"{count:,}" for count in origin.switches)
         yield f"switches  {counts or 'one for all these nodes'}, as {origin.switches_from} reports"
@@ -139,7 +139,7 @@ def _rounds(origin: Origin) -> Iterator[str]:
     yield from (f"network   {what}" for what in origin.network)
 
 
-def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
+def _findings(origin: SurveyOrigin, judgement: Judgement) -> Iterator[str]:
     mark = origin.mark
     for node in judgement.slow_nodes:
         yield f"slow      {origin.names[node.node]}: {described(node)}{mark}"
@@ -224,7 +224,7 @@ def _uplink(one: Uplink, names: Sequence[str]) -> str:
     return f"an uplink that {nodes} share: {how}; among themselves they are fast"
 
 
-def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
+def _chosen(origin: SurveyOrigin, choice: NodeChoice) -> Iterator[str]:
     names = format_node_list([origin.names[node] for node in choice.members])
     yield f"chosen    {names}{origin.mark}"
     yield f"why       {choice.reason}{origin.mark}"

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from collbench.model.errors import RunFileError, UsageError, did_you_mean
 from collbench.model.printable import cleaned
+from collbench.model.run import Pair
 from collbench.runfile.codec import build, json_fault
 
-Pair = tuple[int, int]
 _Array = NDArray[np.float64]
 # Time grows with the square at least: 1,024 nodes took 19 s and 217 MB on two busy cores, 2,048 above 200 s.
 _MAX_NODES = 1_024
@@ -104,7 +104,7 @@ def best_bound(cluster: Cluster, count: int) -> float:
     return min(cluster.inside_gbs, rates[count - 1]) if count > 1 else cluster.inside_gbs
 
 
-def measured(
+def measured_rates(
     cluster: Cluster, pairs: Sequence[Pair], rng: np.random.Generator, *, one_way: bool = False
 ) -> tuple[float, ...]:
     """Return each pair's rate in GB/s as one measurement of the round shows it: the true one, with trial noise."""

@@ -30,6 +30,7 @@ from collbench.jobs.job import (
     Unknown,
 )
 from collbench.jobs.repeats import medians, micros, periods, typical
+from collbench.judge.stats import MAD_TO_SIGMA, MEDIAN_ERROR
 from collbench.model.units import amount
 
 Values = NDArray[np.float64]
@@ -413,10 +414,10 @@ def _uneven(one: _Unrolled, bounds: Places, dropped: set[int]) -> bool:
             blocks = values[: times * period].reshape(times, period, width)
             known = (~np.isnan(blocks)).sum(axis=0).min(axis=0)  # of the residue that is known least, by call
             middles = np.nanmedian(blocks, axis=0)
-            noise = 1.4826 * np.nanmedian(np.abs(blocks - middles), axis=(0, 1))
+            noise = MAD_TO_SIGMA * np.nanmedian(np.abs(blocks - middles), axis=(0, 1))
             longest = np.nanmax(middles, axis=0)
             more = longest - (np.nansum(middles, axis=0) - longest) / (period - 1)
-            error = 1.2533 * noise * np.sqrt(1 / np.maximum(known, 1) * period / (period - 1))
+            error = MEDIAN_ERROR * noise * np.sqrt(1 / np.maximum(known, 1) * period / (period - 1))
             if ((known >= 5) & (more > _NOTICED * step) & (more > _SURE * error)).any():
                 return True
     return False
@@ -428,8 +429,8 @@ def _doubt(one: _Unrolled, bounds: Places) -> str:
     pauses = one.pauses[rows]
     first = pauses[:, :1][np.isfinite(pauses[:, :1])]
     if len(first) >= 5 * _MICRO_BATCHES:
-        noise = 1.4826 * float(np.median(np.abs(first - np.median(first))))
-        error = 1.2533 * noise * _MICRO_BATCHES / (len(first) * (_MICRO_BATCHES - 1)) ** 0.5
+        noise = MAD_TO_SIGMA * float(np.median(np.abs(first - np.median(first))))
+        error = MEDIAN_ERROR * noise * _MICRO_BATCHES / (len(first) * (_MICRO_BATCHES - 1)) ** 0.5
         if _SURE * error <= _PLAIN * float(np.nansum(medians(pauses, 0))):
             return ""
     return f"a micro-batch may look the same in {amount(len(rows), 'repetition')}"

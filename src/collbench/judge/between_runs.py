@@ -81,7 +81,7 @@ def estimates(points_by_key: Mapping[Key, Measurement], paths: Sequence[Path]) -
 # do not show how much another run may differ.
 
 
-class Origin(StrEnum):
+class VariationSource(StrEnum):
     """How the variation between runs is known."""
 
     DEFAULT = "default"  # measured on other machines
@@ -103,7 +103,7 @@ class Variation:
     own: float = 0.0
     common_freedom: float = 0.0
     own_freedom: float = 0.0
-    origin: Origin = Origin.DEFAULT
+    origin: VariationSource = VariationSource.DEFAULT
     point: float = 0.0
     point_freedom: float = 0.0
     shift: float = 0.0
@@ -180,7 +180,7 @@ _COMMON_SHARE = 0.4
 DEFAULT_FREEDOM = 10.0
 
 
-def kind_of(work: Work) -> str:
+def varies_as(work: Work) -> str:
     """Return which works vary alike."""
     if work.operation.is_collective:
         return "collectives"
@@ -191,7 +191,7 @@ def kind_of(work: Work) -> str:
 
 def default(work: Work, seconds: float) -> Variation:
     """Return how much a data point that takes so long varies on machines that were measured."""
-    latency, ratio = _DEFAULTS.get(kind_of(work), (0.0, 0.0))
+    latency, ratio = _DEFAULTS.get(varies_as(work), (0.0, 0.0))
     sigma = math.hypot(latency / seconds, ratio)
     own = sigma * math.sqrt(1 - _COMMON_SHARE**2)
     return Variation(_COMMON_SHARE * sigma, own, DEFAULT_FREEDOM, DEFAULT_FREEDOM)
@@ -242,7 +242,7 @@ def with_shown(known: Variation, shown: Variation) -> Variation:
 def _alike(points: Mapping[Key, Measurement]) -> list[list[Key]]:
     groups: dict[tuple[str, int, int], list[Key]] = defaultdict(list)
     for key, measurement in points.items():
-        groups[kind_of(measurement.point.work), key.size_bytes, len(key.members)].append(key)
+        groups[varies_as(measurement.point.work), key.size_bytes, len(key.members)].append(key)
     return list(groups.values())
 
 
@@ -266,7 +266,7 @@ def from_history(points: Mapping[Key, Measurement], runs: Sequence[Mapping[Key, 
             math.sqrt(total - common),
             freedom,
             freedom * max(1, sets - 1),
-            Origin.HISTORY,
+            VariationSource.HISTORY,
         )
         usual = max(0.0, median(left.values()))
         for key in keys:
@@ -317,12 +317,14 @@ def from_changes(changes: Mapping[Key, PointPair]) -> dict[Key, Variation]:
             found |= _with_works(changes, of_size)
     for keys in _alike({key: one.base for key, one in changes.items()}):
         if rows := _rows(keys):
-            found |= _with_links(changes, rows, found)
+            shown = _with_links(changes, rows, found)
+            shift = _shift(_of_links({key: changes[key].difference for key in shown}))
+            found |= {key: replace(one, shift=shift) for key, one in shown.items()}
             continue
         for key in keys:
             one = found[key]
             if 0 < one.own < OF_FEW_LINKS:
-                origin = one.origin if one.point > OF_FEW_LINKS else Origin.FEW_LINKS
+                origin = one.origin if one.point > OF_FEW_LINKS else VariationSource.FEW_LINKS
                 found[key] = replace(one, own=OF_FEW_LINKS, origin=origin)
     return found
 
@@ -371,7 +373,8 @@ def _of_points(
         return {}
     point = min(MOST_BETWEEN, math.sqrt((spread - trials) / 2))
     return {
-        key: replace(changes[key].between, point=point, point_freedom=freedom, origin=Origin.COMPARISON) for key in keys
+        key: replace(changes[key].between, point=point, point_freedom=freedom, origin=VariationSource.COMPARISON)
+        for key in keys
     }
 
 
@@ -389,34 +392,38 @@ def _with_works(changes: Mapping[Key, PointPair], keys: Sequence[Key]) -> dict[K
 
 
 def _with_links(changes: Mapping[Key, PointPair], rows: _Rows, found: Mapping[Key, Variation]) -> dict[Key, Variation]:
-    """Return how much points vary with their links if these changed unlike each other, and what they changed by alike.
+    """Return how much points vary with their links if these changed unlike each other.
 
     No point varies less than was `found`. The scale withstands that up to half of the links truly became slower. If
     only one did, the others know better.
     """
     keys = [key for row in rows for key in row]
     links = _of_links({key: changes[key].difference for key in keys})
-    low, _, high = quantiles(links.values(), n=4, method="inclusive")
-    shift = min(MOST_SHIFT, max(0.0, low)) + max(-MOST_SHIFT, min(0.0, high))
     # What trials, and each point's own variation, leave in the middle of several works.
     trials = fmean(changes[key].of_trials for key in keys) / len(rows)
     point = fmean(found[key].point ** 2 for key in keys) / len(rows)
     spread = _scale([*links.values()]) ** 2
     expected = trials + 2 * (fmean(changes[key].between.sigma ** 2 for key in keys) + point)
     more = min(MOST_BETWEEN, math.sqrt((spread - trials) / 2 - point)) if spread > _MORE**2 * expected else 0.0
-    of_all = Variation(own=more, own_freedom=(len(links) - 1) / 2, origin=Origin.COMPARISON)
+    of_all = Variation(own=more, own_freedom=(len(links) - 1) / 2, origin=VariationSource.COMPARISON)
     most = dict.fromkeys(links, 0.0)
     for link in links if more else ():
         others = [value for other, value in links.items() if other != link]
         most[link] = _OF_OTHERS * math.sqrt(max(0.0, (variance(others) - trials) / 2 - point))
     shown = {}
     for key in keys:
-        together, one = with_shown(changes[key].between, of_all), replace(found[key], shift=shift)
+        together, one = with_shown(changes[key].between, of_all), found[key]
         own = min(together.own, most[frozenset(key.members)])
         if own > one.own:
-            one = replace(one, own=own, own_freedom=together.own_freedom, origin=Origin.COMPARISON)
+            one = replace(one, own=own, own_freedom=together.own_freedom, origin=VariationSource.COMPARISON)
         shown[key] = one
     return shown
+
+
+def _shift(links: Mapping[frozenset[int], float]) -> float:
+    """Return by how much all links changed alike, as far as two runs may differ so, by each link's difference."""
+    low, _, high = quantiles(links.values(), n=4, method="inclusive")
+    return min(MOST_SHIFT, max(0.0, low)) + max(-MOST_SHIFT, min(0.0, high))
 
 
 def _scale(values: Sequence[float]) -> float:

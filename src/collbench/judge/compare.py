@@ -66,7 +66,7 @@ def _positions(run: Run) -> dict[tuple[str, int], int]:
 _TIE_ALPHA = 0.10  # docs/method/statistics.md 7: tied is a 90% interval within ±δ
 
 
-class Verdict(StrEnum):
+class ChangeVerdict(StrEnum):
     """What became of a data point or a group."""
 
     SAME = "same"
@@ -87,7 +87,7 @@ class Judged:
     ratio: float
     interval: tuple[float, float] | None
     delta: float
-    verdict: Verdict
+    verdict: ChangeVerdict
     regressed: bool
 
 
@@ -126,20 +126,20 @@ def _judged(
     least, most = ends
     far = reach(parts, alpha) if parts else math.inf
     lower, upper = difference - max(0.0, shift), difference - min(0.0, shift)
-    verdict = Verdict.UNDECIDED
+    verdict = ChangeVerdict.UNDECIDED
     if upper + far < -delta and most < -delta:
-        verdict = Verdict.WORSE
+        verdict = ChangeVerdict.WORSE
     elif lower - far > delta and least > delta:
-        verdict = Verdict.BETTER
+        verdict = ChangeVerdict.BETTER
     elif parts and abs(difference) + reach(parts, _TIE_ALPHA) <= delta:
-        verdict = Verdict.SAME
+        verdict = ChangeVerdict.SAME
     limit = -max(delta, -math.log1p(-fail_below))
     return {
         "ratio": math.exp(difference),
         "interval": (math.exp(lower - far), math.exp(upper + far)) if parts else None,
         "delta": delta,
         "verdict": verdict,
-        "regressed": verdict is Verdict.WORSE and difference + far < limit and most < limit,
+        "regressed": verdict is ChangeVerdict.WORSE and difference + far < limit and most < limit,
     }
 
 
@@ -183,7 +183,7 @@ def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
 # all of them does not.
 
 
-class Kind(StrEnum):
+class GroupKind(StrEnum):
     """What a group's data points share."""
 
     DEVICES = "devices"
@@ -200,14 +200,14 @@ class Group(Judged):
 
     interval: tuple[float, float]
     shift: float
-    kind: Kind
+    kind: GroupKind
     work: str
     members: tuple[int, ...]
     points: int
     size_bytes: int
 
 
-Together = tuple[Kind, str, tuple[int, ...], list[PointPair]]  # a group before it is judged
+Together = tuple[GroupKind, str, tuple[int, ...], list[PointPair]]  # a group before it is judged
 
 
 def find_groups(candidates: Sequence[PointPair]) -> list[Together]:
@@ -215,11 +215,11 @@ def find_groups(candidates: Sequence[PointPair]) -> list[Together]:
     largest: dict[str, int] = defaultdict(int)
     for one in candidates:
         largest[one.key.work] = max(largest[one.key.work], one.key.size_bytes)
-    groups: dict[tuple[Kind, str, tuple[int, ...], int], list[PointPair]] = defaultdict(list)
+    groups: dict[tuple[GroupKind, str, tuple[int, ...], int], list[PointPair]] = defaultdict(list)
     for one in candidates:
         if one.decided and one.key.size_bytes == largest[one.key.work] >= TELLING_BYTES:
-            groups[Kind.DEVICES, "", tuple(sorted(one.key.members)), 0].append(one)
-            groups[Kind.WORK, one.key.work, (), len(one.key.members)].append(one)
+            groups[GroupKind.DEVICES, "", tuple(sorted(one.key.members)), 0].append(one)
+            groups[GroupKind.WORK, one.key.work, (), len(one.key.members)].append(one)
     return [
         (kind, work, members, pairs) for (kind, work, members, _), pairs in sorted(groups.items()) if len(pairs) > 1
     ]
@@ -410,7 +410,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         """Return one line, for people."""
-        counts = ", ".join(f"{count} {verdict}" for verdict in Verdict if (count := self.count(verdict)))
+        counts = ", ".join(f"{count} {verdict}" for verdict in ChangeVerdict if (count := self.count(verdict)))
         points = amount(len(self.changes), "data point")
         return f"<Comparison of {points} in both: {counts or 'none judged'}; {len(self.regressions)} regressions>"
 
@@ -433,14 +433,14 @@ class Comparison:
         judged = ExitStatus.DONE if whole else ExitStatus.FAILED
         return max(regressed, judged, outcome(self.new).status)
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: ChangeVerdict) -> int:
         """Return how many data points have this verdict."""
         return Counter(change.verdict for change in self.changes)[verdict]
 
     @property
     def mostly_undecided(self) -> bool:
         """Whether more than half of the data points are."""
-        return 2 * self.count(Verdict.UNDECIDED) > len(self.changes)
+        return 2 * self.count(ChangeVerdict.UNDECIDED) > len(self.changes)
 
 
 def check_history(base: Run, run: Run, name: str) -> None:

@@ -11,12 +11,21 @@ from typing import Any
 
 from collbench.model.errors import ExitStatus, Failure
 from collbench.model.operations import Endpoints, Operation, Work
-from collbench.model.run import FlagKind, Health, Latency, Measurement, Run, Sample, SkipKind, Skipped, at_the_ends
+from collbench.model.run import (
+    FlagKind,
+    Health,
+    Latency,
+    Measurement,
+    Members,
+    Run,
+    Sample,
+    SkipKind,
+    Skipped,
+    at_the_ends,
+)
 
 # Why a run has no figure for a set of devices: one answer for every page and command.
 
-
-Members = tuple[int, ...]
 
 # Kernels address the other GPU's memory; the copy engine and NCCL have other ways.
 _BY_KERNEL = (Operation.SM_WRITE, Operation.SM_READ, Operation.CHASE)

@@ -31,6 +31,7 @@ _FACTORS = {3: 3.058, 4: 1.878, 5: 1.509}
 # In logs: e^±50 times any duration is still a number to divide by.
 _WIDEST = 50.0
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
+MEDIAN_ERROR = math.sqrt(math.pi / 2)  # of the median of many normal values, over σ/√n
 # The median of |a - b| for two values of one normal distribution, in σ: 0.6745 · √2; and its upper quartile.
 _DIFFERENCE_OF_TWO, _LARGE_DIFFERENCE_OF_TWO = 0.9539, 1.6268
 
@@ -431,7 +432,7 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 
 @functools.cache
 def median_deviation(n: int) -> float:
-    """Return the standard deviation of the median of n independent standard normals (1.2533/√n for large n)."""
+    """Return the standard deviation of the median of n independent standard normals (MEDIAN_ERROR/√n for large n)."""
     # The lower middle order statistic; for even n the two middles average to slightly less, so this errs wide.
     rank = (n + 1) // 2
     weight = rank * math.comb(n, rank)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from collbench.judge.outcome import Outcome, outcome
 from collbench.judge.stats import FEWEST_TRIALS, MAD_TO_SIGMA, huber_weights, row_medians, summarize, trial_seconds
-from collbench.judge.tiers import Members, Missing, Ranking, labels_of, points_of, rank_links, work_order
+from collbench.judge.tiers import Missing, Ranking, labels_of, points_of, rank_links, work_order
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import DataPoint, Measurement, Run
+from collbench.model.run import DataPoint, Measurement, Members, Run
 from collbench.model.units import SMALL_BYTES, fixed
 
 

@@ -27,14 +27,13 @@ from collbench.judge.stats import (
     widening,
 )
 from collbench.model.operations import Endpoints, Operation, Registration, Variant, Work
-from collbench.model.run import Measurement, Path, Run
+from collbench.model.run import Measurement, Members, Path, Run
 from collbench.model.units import DELTA, TELLING_BYTES, amount, figure, format_size
 
 # Estimates from the trials of a link, and when two links differ: medians, noise, margins (method/statistics.md 2, 3).
 #
 # Everything is in log bandwidth, so that differences are ratios.
 
-Members = tuple[int, ...]
 
 # Below 1 MiB three times as much: the launch of a small message may vary by 6% of its 5 µs.
 _SMALL_DELTA = 3 * DELTA

@@ -69,7 +69,7 @@ class Reporter:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Setup:
     """What every run of an experiment shares.
 
     `arguments` are what follows `collbench train --devices …`, `logs` the folder for the children's output, `inherited`
@@ -90,7 +90,7 @@ class Experiment:
     """Fills an ablation with runs. Whatever ends it early, the runs that had ended are in its file."""
 
     def __init__(
-        self, ablation: Ablation, plan: Plan, reporter: Reporter, clock: Callable[[], float] = time.monotonic
+        self, ablation: Ablation, plan: Setup, reporter: Reporter, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.ablation, self._plan, self._reporter, self._clock = ablation, plan, reporter, clock
         self._file = atomic_write.OwnFile(plan.path, _REFUSAL, reporter.say, force=plan.force)

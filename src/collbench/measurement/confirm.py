@@ -16,7 +16,7 @@ from collbench.measurement.plan import Plan, StoppingRule
 from collbench.measurement.sweep import Trials, Watcher
 from collbench.model.errors import BackendError
 from collbench.model.operations import Work
-from collbench.model.run import Run
+from collbench.model.run import Pair, Run
 from collbench.model.units import abridged
 
 # An accusation is one of many that chance could have made. Chance makes it once more as rarely as any other, if none of
@@ -27,8 +27,6 @@ _ROUNDS = 2
 # Four pairs show whether a GPU, an uplink or a label is slow; seven trials of each take a second.
 _MAX_PAIRS = 4
 _BUDGET_S = 0.5
-
-Pair = tuple[int, int]
 
 
 def confirm(

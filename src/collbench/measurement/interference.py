@@ -12,10 +12,10 @@ from statistics import median
 from collbench.judge.stats import tie_threshold, trial_noise
 from collbench.machine.labels import chained, is_pcie, rank_key
 from collbench.measurement.backends.protocol import Backend, time_step
-from collbench.measurement.plan import Members, Plan, runs_alone
+from collbench.measurement.plan import Plan, runs_alone
 from collbench.model.errors import StepFailed
 from collbench.model.operations import Registration, Work
-from collbench.model.run import InterferenceCheck, Path
+from collbench.model.run import InterferenceCheck, Members, Path
 from collbench.model.units import algbw
 
 

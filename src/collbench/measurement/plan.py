@@ -15,6 +15,8 @@ from collbench.model.run import (
     CommandKind,
     DataPoint,
     Layout,
+    Members,
+    Pair,
     Settings,
     SkipKind,
     Skipped,
@@ -154,8 +156,6 @@ def _seconds(
 
 # Pairs in rounds: every pair of devices once, disjoint pairs together.
 
-Pair = tuple[int, int]
-
 
 def pair_rounds(n: int) -> list[list[Pair]]:
     """Return the circle method's rounds over devices 0 … n−1: n−1 rounds of n/2 pairs, or n rounds when n is odd.
@@ -180,7 +180,6 @@ def relabelled(rounds: Sequence[Sequence[Pair]], n: int, rng: random.Random) -> 
 
 # What to measure, as steps for a backend: every data point once a pass, disjoint groups together where that is trusted.
 
-Members = tuple[int, ...]
 
 # From this size on no untimed batch comes before the timed ones: the backend wakes links and kernels for less time.
 _SELF_WARMING = 16 * 2**20

@@ -17,10 +17,10 @@ import numpy as np
 
 from collbench.judge.physics import Check, marked
 from collbench.judge.point_noise import note_noise
-from collbench.judge.stats import half_width, trial_noise, trial_seconds
+from collbench.judge.stats import MEDIAN_ERROR, half_width, trial_noise, trial_seconds
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
 from collbench.measurement.interference import check_interference, distrusted
-from collbench.measurement.plan import Members, Plan, StoppingRule, point_of
+from collbench.measurement.plan import Plan, StoppingRule, point_of
 from collbench.model.errors import BackendError, Cause, DataCorruption, Failure, FailureKind, StepFailed
 from collbench.model.run import (
     NCCL_START,
@@ -29,6 +29,7 @@ from collbench.model.run import (
     Flag,
     Latency,
     Measurement,
+    Members,
     Path,
     RankLaunches,
     Run,
@@ -75,7 +76,6 @@ def _noise_is_stable(trials: Sequence[float]) -> bool:
 # The error of a data point's median, a ratio, at which a pair that is 8% slow is found 99 times of 100
 # (benchmarks/ties.py).
 _ERROR = 0.008
-_MEDIAN_TO_MEAN = 1.2533  # a median's standard error, in σ/√trials
 # At σ = 2% ten trials reach it and at 2.4% fifteen. Up to 4% fifteen still help; beyond, a first look cannot.
 _MAX_NOISE = 0.04
 _MAX_TRIALS = 15
@@ -104,7 +104,7 @@ def trials_wanted(logs: Sequence[Sequence[float]]) -> int:
     noise = trial_noise(logs)
     if noise > _MAX_NOISE:
         return 0
-    return min(_MAX_TRIALS, math.ceil((_MEDIAN_TO_MEAN * noise / _ERROR) ** 2))
+    return min(_MAX_TRIALS, math.ceil((MEDIAN_ERROR * noise / _ERROR) ** 2))
 
 
 # The trials of a sweep: which data points still need one, what each measured, and what a failed one costs.

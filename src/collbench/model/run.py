@@ -22,6 +22,10 @@ from collbench.model.units import amount, counted, format_size
 # The phase before a sweep, in which communicators are made; it is not part of the sweep's seconds.
 NCCL_START = "NCCL start"
 
+# Positions of devices: of any set, and of two.
+Members = tuple[int, ...]
+Pair = tuple[int, int]
+
 
 class StopReason(StrEnum):
     """Why a data point was not measured further (docs/method/measuring.md 15)."""

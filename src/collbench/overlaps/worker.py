@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from collbench.measurement.backends.torch_collectives import Kind, Message, call_of, layout_of, takes_one_buffer
+from collbench.measurement.backends.torch_collectives import Elements, Message, call_of, layout_of, takes_one_buffer
 from collbench.measurement.backends.torch_rank import Device, Stream, opened, room, run, seconds_between
 from collbench.model.units import DTYPE_BYTES
 from collbench.overlaps.protocol import DTYPE, LAUNCHES_AHEAD, Load, RankTimes
@@ -226,7 +226,7 @@ class Rank:
     def _messages(self, point: Overlap) -> list[Message]:
         """Return new messages to rotate over."""
         layout = layout_of(point.work.operation, point.size_bytes // DTYPE_BYTES[DTYPE], self._rank, self._ranks)
-        kind = Kind(DTYPE, "sum" if point.work.operation.reduces else "", self._ranks)
+        kind = Elements(DTYPE, "sum" if point.work.operation.reduces else "", self._ranks)
         in_place = takes_one_buffer(point.work.operation)
         span = _GPU_SPAN if self._device.runs_ahead else _CORE_SPAN
         return [

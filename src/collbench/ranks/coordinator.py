@@ -11,7 +11,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any, TypeVar
 
-from collbench.measurement.backends.protocol import Backend, Call, Coverage, Facts, Step, Timing
+from collbench.measurement.backends.protocol import Backend, Call, Facts, Step, Timing, VerifiedBytes
 from collbench.model.errors import (
     BackendError,
     Cause,
@@ -479,9 +479,9 @@ def slowest(step: Step, timings: Sequence[Timing] | Mapping[int, Timing]) -> Tim
     def launch(index: int, group: list[Timing]) -> float:
         return fmean(timing.launch_seconds[index] for timing in group)
 
-    def coverage(index: int, group: list[Timing]) -> Coverage:
+    def coverage(index: int, group: list[Timing]) -> VerifiedBytes:
         parts = [timing.coverage[index] for timing in group]
-        return Coverage(sum(part.moved for part in parts), sum(part.verified for part in parts))
+        return VerifiedBytes(sum(part.moved for part in parts), sum(part.verified for part in parts))
 
     def singles(index: int, group: list[Timing]) -> tuple[RankLaunches, ...]:
         return tuple(launches for timing in group for launches in timing.singles[index])

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from collbench.model.run import Members
 from collbench.sim.fabrics import Fabric, FaultKind
 from collbench.sim.network import Medium, Network, max_min, network_of
 
@@ -298,7 +299,6 @@ def _moved(order: Order) -> list[Order]:
 # as many rings as it can. Where no ring of NVLinks exists, one ring takes NVLinks and PCIe as they come, and its hops
 # share.
 
-Members = tuple[int, ...]
 Messages: TypeAlias = Mapping[Arc, float]  # that go from rank to rank: each link's part of the collective's size
 
 

@@ -35,10 +35,10 @@ def messages(
     """Return what each rank puts into a collective of so many elements, filled for the first time."""
     import torch
 
-    from collbench.measurement.backends.torch_collectives import Kind, Message, layout_of
+    from collbench.measurement.backends.torch_collectives import Elements, Message, layout_of
 
     torch.set_num_threads(1)  # as the ranks: on busy cores its threads wait for each other at full speed
-    kind, made = Kind(dtype, redop if operation.reduces else "", ranks), []
+    kind, made = Elements(dtype, redop if operation.reduces else "", ranks), []
     for rank in range(ranks):
         blocks = ((count // ranks,) * ranks,) * ranks if operation.irregular else ()
         layout = layout_of(operation, count, rank, ranks, root, blocks)

@@ -10,14 +10,13 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.choose.choice import Members
 from collbench.choose.fitness import left_out
 from collbench.judge.registration import ordinary
 from collbench.judge.stats import summarize
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Run, tags
+from collbench.model.run import Members, Run, tags
 from collbench.model.units import amount, format_size, size_span
 
 # What training sends, and the operations whose curve replaces one that was not measured, best first: they take as long

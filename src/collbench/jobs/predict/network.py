@@ -13,10 +13,9 @@ from math import comb
 from typing import TYPE_CHECKING
 
 from collbench.api import keywords
-from collbench.choose.choice import Members
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import Run
+from collbench.model.run import Members, Run
 from collbench.model.units import abridged
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from torch.profiler import ProfilerActivity, profile
 from collbench.jobs.job import PointToPoint
 from collbench.jobs.replay.schedule import Post, ReplayLoad, ReplayTimes, Schedule, Unit
 from collbench.measurement.backends.torch_collectives import (
-    Kind,
-    Layout,
+    Elements,
     Message,
+    RankLayout,
     Segment,
     call_of,
     layout_of,
@@ -42,13 +42,13 @@ _GROUP_SALT = 104_723
 
 def message_of(post: Post, rank: int, members: Sequence[int], group: int, device: torch.device) -> Message:
     """Return the buffers of a call of this rank in a group of `members`."""
-    kind = Kind(post.dtype, post.reduction, len(members))
+    kind = Elements(post.dtype, post.reduction, len(members))
     count, salt = post.size_bytes // DTYPE_BYTES[post.dtype], group * _GROUP_SALT + post.size_bytes
     if post.is_message:
         assert post.peer is not None  # noqa: S101  # as the schedule has it
         sends = post.operation == PointToPoint.SEND
         received = () if sends else (Segment(0, count, (post.peer,)),)
-        layout = Layout(count, 0, ()) if sends else Layout(0, count, received)
+        layout = RankLayout(count, 0, ()) if sends else RankLayout(0, count, received)
         return Message(kind, layout, rank, device, in_place=False, salt=salt)
     position, root = members.index(rank), 0 if post.root is None else members.index(post.root)
     layout = layout_of(Operation(post.operation), count, position, len(members), root)

@@ -13,12 +13,11 @@ from collbench.judge.outcome import Absence, AbsenceKind, Absences, TroubleKind,
 from collbench.judge.stats import FEWEST_TRIALS
 from collbench.machine.labels import is_nvlink
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Run, tags
+from collbench.model.run import Pair, Run, tags
 from collbench.model.units import abridged, format_size
 
 # Which pairs of a run could be judged, and why the others could not.
 
-Pair = tuple[int, int]
 # What a pair without any work lacks, if nothing was requested.
 _FIRST = Work(Operation.CE_WRITE)
 

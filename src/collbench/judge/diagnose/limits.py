@@ -122,7 +122,7 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
             of_links[link].append(one)
     unlabelled = Check(facts.run).hidden
     hidden = {link for link in links if frozenset(link) in unlabelled} - of_links.keys()
-    for blame in _by_label(facts, hidden, links):
+    for blame in _blames_by_label(facts, hidden, links):
         vm = facts.run.machine.virtualization
         hides = "a virtual machine or the driver" if vm in ("", "none") else f"the virtual machine ({vm})"
         cause = Cause(
@@ -138,7 +138,7 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
         if measurement.samples
         for link in directed_links(measurement.point.work, measurement.point.members)
     }
-    for blame in _by_label(facts, set(of_links), judged):
+    for blame in _blames_by_label(facts, set(of_links), judged):
         yield _impossible(facts, blame, [one for link in sorted(blame.links) for one in of_links[link]])
     of_others = [one for one in beaten if not directed_links(one.point.work, one.point.members)]
     if of_others:
@@ -146,7 +146,7 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
         yield _impossible(facts, of_devices(facts, members), of_others)
 
 
-def _by_label(facts: Facts, bad: set[Link], links: Collection[Link], *, rates: bool = False) -> Iterator[Blame]:
+def _blames_by_label(facts: Facts, bad: set[Link], links: Collection[Link], *, rates: bool = False) -> Iterator[Blame]:
     """Yield the groups of bad links, each within one label and limit: they are compared with it."""
     classes: dict[tuple[str, float | None], set[Link]] = defaultdict(set)
     for link in bad:
@@ -192,9 +192,9 @@ def _too_slow(facts: Facts, links: Mapping[Link, Reading], unhealthy: UnhealthyD
     if unused == throttled and any(facts.over_nvlink(link) for link in links.keys() - unused - degraded):
         unused, degraded = set(), degraded | throttled
     degraded -= _tied(facts, degraded, links.keys() - degraded - unused, links)
-    for blame in _by_label(facts, unused, links):
+    for blame in _blames_by_label(facts, unused, links):
         yield _unused(facts, blame, links, unhealthy)
-    for blame in _by_label(facts, degraded, links, rates=True):
+    for blame in _blames_by_label(facts, degraded, links, rates=True):
         yield _degraded(facts, blame, links, unhealthy)
 
 

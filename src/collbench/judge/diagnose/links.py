@@ -46,9 +46,10 @@ from collbench.judge.diagnose.verdict import (
     on,
     slots,
 )
-from collbench.judge.stats import MAD_TO_SIGMA
+from collbench.judge.stats import MAD_TO_SIGMA, MEDIAN_ERROR
 from collbench.machine.labels import UNKNOWN, chained, rank_key
 from collbench.model.operations import Work
+from collbench.model.run import Members
 from collbench.model.units import figure
 
 # The two ways of a pair, links of one label, and peer access against copies through host memory.
@@ -252,7 +253,7 @@ def _below(facts: Facts, gaps: Sequence[Gap], normal: float) -> str:
     return of_middle if of_middle == of_worst else f"up to {of_worst}"
 
 
-def _by_label(facts: Facts, work: Work, excluded: ExcludedLinks) -> dict[str, list[Reading]]:
+def _readings_by_label(facts: Facts, work: Work, excluded: ExcludedLinks) -> dict[str, list[Reading]]:
     """Return a work's readings on pairs, by label."""
     groups: dict[str, list[Reading]] = defaultdict(list)
     for members, reading in facts.readings.of(work).items():
@@ -296,7 +297,7 @@ class _Peers:
 def _all_peers(facts: Facts, excluded: ExcludedLinks, *, collective: bool) -> tuple[list[_Peers], list[float]]:
     """Return the peers of all copies or all collectives, and the deviations of all of them, ascending."""
     works = facts.readings.works(collective=collective)
-    groups = (group for work in works for group in _by_label(facts, work, excluded).values())
+    groups = (group for work in works for group in _readings_by_label(facts, work, excluded).values())
     peers = [each for group in groups for each in _peers(facts, group)]
     return peers, sorted(deviation for each in peers for deviation in each.deviations)
 
@@ -386,9 +387,6 @@ def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> Cause:
 _INVERTED = math.log(1.1)
 # Words without a place in the order of labels.
 _NO_ORDER = (UNKNOWN, "?", "NET", "mixed")
-_MEDIAN_ERROR = 1.2533  # of the median of many normal values, over σ/√n
-
-Members = tuple[int, ...]
 
 
 class _Beaten(NamedTuple):
@@ -409,7 +407,7 @@ def inversions(facts: Facts, excluded: ExcludedLinks, explained: frozenset[Link]
     for work in (*facts.readings.works(collective=False), *facts.readings.works(collective=True)):
         groups = {
             label: [r for r in readings if explained.isdisjoint(directed_links(work, r.members))]
-            for label, readings in _by_label(facts, work, excluded).items()
+            for label, readings in _readings_by_label(facts, work, excluded).items()
         }
         ordered = sorted((label for label in groups if label not in _NO_ORDER), key=rank_key)
         for better, worse in combinations(ordered, 2):
@@ -507,4 +505,4 @@ def _typical(group: Sequence[Reading]) -> tuple[float, float]:
     middle = median(middles)
     spread = MAD_TO_SIGMA * median(abs(value - middle) for value in middles)
     error = math.hypot(max(reading.error for reading in group), spread)
-    return middle, error if len(group) == 1 else _MEDIAN_ERROR * error / math.sqrt(len(group))
+    return middle, error if len(group) == 1 else MEDIAN_ERROR * error / math.sqrt(len(group))

@@ -11,7 +11,7 @@ from importlib import resources
 from collbench import _native
 from collbench.machine.numa import usable_nodes
 from collbench.measurement.backends.child_process import Background
-from collbench.measurement.backends.protocol import Backend, Coverage, Step, Timing, World
+from collbench.measurement.backends.protocol import Backend, Step, Timing, VerifiedBytes, World
 from collbench.model.errors import (
     BackendError,
     Cause,
@@ -297,7 +297,7 @@ class CudaBackend(Backend):
             )
         )
         read = step.iterations * (step.batches + step.warmup) * _WORD
-        return Timing(tuple(map(tuple, seconds)), coverage=(Coverage(read, read),) * len(step.groups))
+        return Timing(tuple(map(tuple, seconds)), coverage=(VerifiedBytes(read, read),) * len(step.groups))
 
     def _collective(self, step: Step) -> Timing:
         """Time a collective on disjoint groups."""
@@ -362,8 +362,8 @@ def _by_group(times: _native.Times) -> tuple[tuple[float, ...], ...]:
     return tuple(map(tuple, times.seconds))
 
 
-def _coverage(times: _native.Times) -> tuple[Coverage, ...]:
-    return tuple(Coverage(one.moved, one.verified) for one in times.coverage)
+def _coverage(times: _native.Times) -> tuple[VerifiedBytes, ...]:
+    return tuple(VerifiedBytes(one.moved, one.verified) for one in times.coverage)
 
 
 def _singles(times: _native.CollectiveTimes, step: Step) -> tuple[tuple[RankLaunches, ...], ...]:

@@ -12,7 +12,14 @@ import torch.distributed as dist
 
 from collbench.measurement.backends.host import GlooTimes
 from collbench.measurement.backends.protocol import Step
-from collbench.measurement.backends.torch_collectives import Blocks, Kind, Message, call_of, layout_of, takes_one_buffer
+from collbench.measurement.backends.torch_collectives import (
+    Blocks,
+    Elements,
+    Message,
+    call_of,
+    layout_of,
+    takes_one_buffer,
+)
 from collbench.measurement.backends.torch_rank import run
 from collbench.model.operations import Variant
 from collbench.model.units import DTYPE_BYTES
@@ -80,7 +87,7 @@ def _messages(step: Step, position: int, root: int, blocks: Blocks, salt: int) -
     operation, ranks = step.work.operation, len(step.groups[0])
     layout = layout_of(operation, step.size_bytes // DTYPE_BYTES[step.dtype], position, ranks, root, blocks)
     in_place = step.work.variant is Variant.IN_PLACE or takes_one_buffer(operation)
-    kind = Kind(step.dtype, step.redop if operation.reduces else "", ranks)
+    kind = Elements(step.dtype, step.redop if operation.reduces else "", ranks)
     several = min(step.iterations, max(1, _SPAN_BYTES // step.size_bytes))
     return [Message(kind, layout, position, _CORE, in_place=in_place, salt=salt) for _ in range(several)]
 

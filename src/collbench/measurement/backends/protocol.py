@@ -49,7 +49,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class VerifiedBytes:
     """Bytes that a step's batches, including untimed ones, delivered to a group, and how many were compared there."""
 
     moved: int
@@ -72,7 +72,7 @@ class Timing:
 
     seconds: tuple[tuple[float, ...], ...]
     launch_seconds: tuple[float, ...] = ()
-    coverage: tuple[Coverage, ...] = ()
+    coverage: tuple[VerifiedBytes, ...] = ()
     singles: tuple[tuple[RankLaunches, ...], ...] = ()
     plain: tuple[bool, ...] = ()
     waits: tuple[tuple[tuple[float, ...], ...], ...] = ()

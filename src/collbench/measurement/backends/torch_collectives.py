@@ -30,7 +30,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RankLayout:
     """How many elements a rank sends and receives, and what it must receive."""
 
     sends: int
@@ -38,7 +38,9 @@ class Layout:
     segments: tuple[Segment, ...]
 
 
-def layout_of(operation: Operation, count: int, rank: int, ranks: int, root: int = 0, blocks: Blocks = ()) -> Layout:
+def layout_of(
+    operation: Operation, count: int, rank: int, ranks: int, root: int = 0, blocks: Blocks = ()
+) -> RankLayout:
     """Return one rank's part of a collective of `count` elements, as nccl-tests defines count.
 
     `rank`, `root` and the senders are positions in the group of `ranks`.
@@ -47,7 +49,7 @@ def layout_of(operation: Operation, count: int, rank: int, ranks: int, root: int
     sends, receives = (part.count(count, ranks, at_root=at_root) for part in (row.sends, row.receives))
     if row.irregular:
         sends, receives = sum(blocks[rank]), sum(row[rank] for row in blocks)
-    return Layout(sends, receives, tuple(_segments(operation, count, rank, ranks, root, blocks)))
+    return RankLayout(sends, receives, tuple(_segments(operation, count, rank, ranks, root, blocks)))
 
 
 def _segments(  # noqa: C901, PLR0912  # a case for each
@@ -198,7 +200,7 @@ def _window(device: torch.device) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Elements:
     """A type of element, how it is reduced ("" if it only moves), and by how many ranks."""
 
     dtype: str
@@ -213,7 +215,7 @@ class Message:
     """
 
     def __init__(
-        self, kind: Kind, layout: Layout, sender: int, device: torch.device, *, in_place: bool, salt: int = 0
+        self, kind: Elements, layout: RankLayout, sender: int, device: torch.device, *, in_place: bool, salt: int = 0
     ) -> None:
         """Take memory. `sender` is this rank as the layout's segments name it; ranks that share a call share `salt`."""
         self._kind, self._layout, self._sender = kind, layout, sender

@@ -19,15 +19,15 @@ from collbench.judge.outcome import Outcome, outcome, without_idle
 from collbench.judge.physics import Check, Impossible, by_point
 from collbench.judge.stats import summarize, time_interval
 from collbench.judge.summary import RankedWork, rank_summary
-from collbench.judge.tiers import Members, Ranking, kind_of, labels_of, rank_links, verdict_of, work_order
+from collbench.judge.tiers import Ranking, kind_of, labels_of, rank_links, verdict_of, work_order
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Endpoints, Operation, Variant, Work
-from collbench.model.run import DataPoint, Measurement, Run, StopReason, tags
+from collbench.model.run import DataPoint, Measurement, Members, Run, StopReason, tags
 from collbench.model.units import counted, format_size
 from collbench.report import sentences
 from collbench.report.html.page import Group, Section
 from collbench.report.sections import Html, section
-from collbench.report.text import collectives, matrix, measured, verdicts
+from collbench.report.text import collectives, matrix, run_page, verdicts
 from collbench.report.text.comparison import body, matched
 from collbench.report.text.frame import device_names, headline, health_lines, interrupted, notes, nvls, provenance
 from collbench.report.text.layout import Legend, Lines, Part, only, shown, table
@@ -194,7 +194,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
 
 def _written(diagnosis: Diagnosis) -> list[Part]:
     """Return the matrices and tables that the command prints: what stands for the maps where no script runs."""
-    blocks = [*measured.page(diagnosis)]
+    blocks = [*run_page.page(diagnosis)]
     parts = [*only(blocks, "matrices"), *only(blocks, "tables")]
     return [part for part in parts if not isinstance(part, Legend) and (not isinstance(part, Text) or part.plain)]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.text import Text
 
-from collbench.judge.between_runs import FEWEST_LINKS, OF_FEW_LINKS, Origin
-from collbench.judge.compare import Change, Comparison, Group, Kind, Verdict
+from collbench.judge.between_runs import FEWEST_LINKS, OF_FEW_LINKS, VariationSource
+from collbench.judge.compare import Change, ChangeVerdict, Comparison, Group, GroupKind
 from collbench.judge.outcome import outcome
 from collbench.model.run import Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span, span, verb
@@ -41,7 +41,7 @@ def as_json(comparison: Comparison) -> str:
         "differences": plain(comparison.differences),
         "fail_below": comparison.fail_below,
         "history": comparison.history,
-        "counts": {verdict.value: comparison.count(verdict) for verdict in Verdict},
+        "counts": {verdict.value: comparison.count(verdict) for verdict in ChangeVerdict},
         "groups": [picked(group, *_OF_A_GROUP) for group in comparison.groups],
         "points": [plain(change.key) | picked(change, *_OF_A_CHANGE) for change in comparison.changes],
         "only_base": plain(comparison.only_base),
@@ -61,7 +61,7 @@ _FEW_ROWS = 7  # on the short page
 _FEW_LINES = 8  # about the runs on the short page
 _MOST_NAMES = 6
 _ALL = ": --json has them all"
-_STYLES = {Verdict.WORSE: "bold red", Verdict.BETTER: "bold green"}
+_STYLES = {ChangeVerdict.WORSE: "bold red", ChangeVerdict.BETTER: "bold green"}
 _LEGEND = """\
 bandwidth: new / base, with simultaneous 99% intervals, which allow for what
 differs from run to run. worse, better: significantly beyond δ (2%, below 1M
@@ -80,7 +80,7 @@ def body(comparison: Comparison, names: tuple[str, str]) -> Page:
     lines = list(head(comparison, names))
     yield from whole("header", Lines("\n".join(lines)))
     yield from short(Lines("\n".join(lines[:_FEW_LINES])))
-    for verdict in (Verdict.WORSE, Verdict.BETTER):
+    for verdict in (ChangeVerdict.WORSE, ChangeVerdict.BETTER):
         yield from whole("tables", *_changed(comparison, verdict, _MOST_ROWS))
         yield from short(*_changed(comparison, verdict, _FEW_ROWS))
     yield from whole("notes", Text(f"\n{_LEGEND}\n"))
@@ -97,7 +97,7 @@ def _verdict(comparison: Comparison, names: tuple[str, str], before: str = "") -
     if why := disturbed(comparison, names):
         yield Text(f"{before}{why}", style=ALARM)
         found = _found(comparison)
-    yield Text(f"{before}{found}", style=_STYLES[Verdict.WORSE] if comparison.regressions else "")
+    yield Text(f"{before}{found}", style=_STYLES[ChangeVerdict.WORSE] if comparison.regressions else "")
 
 
 def disturbed(comparison: Comparison, names: tuple[str, str]) -> str:
@@ -139,7 +139,7 @@ def _changed_pairs(comparison: Comparison) -> Iterator[str]:
 
 
 def _pairs(comparison: Comparison) -> list[Group]:
-    return [group for group in comparison.groups if group.kind is Kind.DEVICES and len(group.members) == 2]
+    return [group for group in comparison.groups if group.kind is GroupKind.DEVICES and len(group.members) == 2]
 
 
 def alarms(comparison: Comparison) -> Iterator[Text]:
@@ -207,9 +207,9 @@ def runs_vary(comparison: Comparison) -> str:
     spread = span([100 * one.sigma for one in found], "{:.2f}%".format)
     if comparison.history:
         how = f", estimated from {amount(comparison.history + 1, 'run')}"
-    elif any(one.origin is Origin.COMPARISON for one in found):
+    elif any(one.origin is VariationSource.COMPARISON for one in found):
         how = ", as these two runs show (--history FILE shows more)"
-    elif any(one.origin is Origin.FEW_LINKS for one in found):
+    elif any(one.origin is VariationSource.FEW_LINKS for one in found):
         how = f": fewer than {FEWEST_LINKS} links count as at least {OF_FEW_LINKS:.1%} (--history FILE estimates it)"
     else:
         how = " by default (--history FILE estimates it)"
@@ -224,14 +224,14 @@ def conclusion(comparison: Comparison) -> str:
     clauses = [found.removesuffix("."), _undecided(comparison), *_changed_pairs(comparison)]
     kept = 1 - comparison.fail_below
     doubtful = any(
-        pair.verdict is Verdict.UNDECIDED and not kept <= pair.ratio <= 1 / kept for pair in _pairs(comparison)
+        pair.verdict is ChangeVerdict.UNDECIDED and not kept <= pair.ratio <= 1 / kept for pair in _pairs(comparison)
     )
     vary = ": earlier runs tell whether pairs vary so (--history FILE)" if doubtful and not comparison.history else ""
     return f"{'; '.join(clauses)}{vary}."
 
 
 def _undecided(comparison: Comparison) -> str:
-    undecided = comparison.count(Verdict.UNDECIDED)
+    undecided = comparison.count(ChangeVerdict.UNDECIDED)
     return f"{undecided} of {amount(len(comparison.changes), 'data point')} {verb(undecided, 'is', 'are')} undecided"
 
 
@@ -249,7 +249,7 @@ def _found(comparison: Comparison) -> str:
         slowest = _slowest(comparison, comparison.regressions)
         return f"Regression: {slowest}, significantly more than {limit}{points}."
     judged: list[Change | Group] = [*comparison.groups, *comparison.changes]
-    if worse := [one for one in judged if one.verdict is Verdict.WORSE]:
+    if worse := [one for one in judged if one.verdict is ChangeVerdict.WORSE]:
         return f"Slower: {_slowest(comparison, worse)}; nothing significantly by more than {limit}."
     if not comparison.judged:
         return "Nothing is significant: no data point has three trials in both runs, the fewest that show noise."
@@ -267,14 +267,14 @@ def _not_slower(comparison: Comparison) -> str:
     shifted: list[Change | Group] = [
         group
         for group in comparison.groups
-        if (group.kind, group.verdict) == (Kind.WORK, Verdict.UNDECIDED) and group.shift < -group.delta
+        if (group.kind, group.verdict) == (GroupKind.WORK, ChangeVerdict.UNDECIDED) and group.shift < -group.delta
     ]
     shifted = shifted or [
         change
         for change in comparison.changes
-        if change.verdict is Verdict.UNDECIDED
+        if change.verdict is ChangeVerdict.UNDECIDED
         and change.slower_in_trials
-        and change.between.origin is Origin.FEW_LINKS
+        and change.between.origin is VariationSource.FEW_LINKS
         and change.key.size_bytes >= TELLING_BYTES
     ]
     if shifted:
@@ -287,7 +287,7 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
 
     Of data points it is one that a row of the page shows, if one of these is among them.
     """
-    shown = {change.key for _, _, change in _rows(comparison, Verdict.WORSE)}
+    shown = {change.key for _, _, change in _rows(comparison, ChangeVerdict.WORSE)}
     copies = _largest_copies(comparison)
     groups = [_named(comparison, one, copies) for one in slower if isinstance(one, Group)]
     changes = [one for one in slower if isinstance(one, Change)]
@@ -338,19 +338,19 @@ def _one_way(group: Group, copies: _Copies) -> list[Change]:
 
 def _group_name(comparison: Comparison, group: Group, at: str = "") -> str:
     """Return what a group's data points share: the devices, or the work and its size (`at`)."""
-    if group.kind is Kind.DEVICES:
+    if group.kind is GroupKind.DEVICES:
         return f"all of {_device_names(comparison, group.members)}"
     return f"{group.work}{at} everywhere"
 
 
-def _changed(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Part]:
+def _changed(comparison: Comparison, verdict: ChangeVerdict, most: int) -> Iterator[Part]:
     """Yield a table of what has this verdict: what has it as a whole, then data points."""
     copies = _largest_copies(comparison)
     alike = [one for one in comparison.groups if one.verdict is verdict and not _one_way(one, copies)]
     groups = sorted(alike, key=lambda one: -abs(1 - one.ratio))
     rows = list[tuple[str, ...]]()
     for one in groups:
-        size = "" if one.kind is Kind.DEVICES else format_size(one.size_bytes)
+        size = "" if one.kind is GroupKind.DEVICES else format_size(one.size_bytes)
         rows.append((_group_name(comparison, one), str(one.points), size, "", "", *_ratio(one.ratio, one.interval)))
     for name, count, shown in _rows(comparison, verdict):
         if shown.key.size_bytes < TELLING_BYTES:
@@ -365,7 +365,7 @@ def _changed(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Pa
         yield from listed(table(*heads, rows=rows, keys=3, optional=heads[2:5]), most, _ALL)
 
 
-def _rows(comparison: Comparison, verdict: Verdict) -> list[tuple[str, int, Change]]:
+def _rows(comparison: Comparison, verdict: ChangeVerdict) -> list[tuple[str, int, Change]]:
     """Return a row for each work and set of devices that has this verdict, the largest change that is shown first.
 
     A row has a name, the number of its data points and the one whose figures it shows, that of the largest message. A
@@ -401,8 +401,8 @@ def _ratio(ratio: float, interval: tuple[float, float] | None) -> tuple[str, str
 
 
 def _counts(comparison: Comparison) -> Iterator[str]:
-    counts = ", ".join(f"{comparison.count(verdict)} {verdict.value}" for verdict in Verdict)
-    unlike = " (none of these is shown)" if comparison.count(Verdict.UNDECIDED) else ""  # UNDECIDED is the last
+    counts = ", ".join(f"{comparison.count(verdict)} {verdict.value}" for verdict in ChangeVerdict)
+    unlike = " (none of these is shown)" if comparison.count(ChangeVerdict.UNDECIDED) else ""  # UNDECIDED is the last
     yield f"points    {amount(len(comparison.changes), 'data point')} in both: {counts}{unlike}"
     few = sum(change.interval is None for change in comparison.changes)
     if few:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from collbench.judge.stats import summarize
-from collbench.judge.tiers import Members, Ranking, Relation, kind_of
+from collbench.judge.tiers import Ranking, Relation, kind_of
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Measurement, Run
+from collbench.model.run import Measurement, Members, Run
 from collbench.model.units import TELLING_BYTES, amount, figure, format_size, span
 from collbench.report.prose import NARROW
 from collbench.report.text.frame import device_names, sim
