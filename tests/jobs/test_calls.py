@@ -273,11 +273,11 @@ def test_a_step_is_the_median_of_the_kept_repetitions() -> None:
     samples = tuple(Sample(at, (0.0, 1.0), step=1e6 if at == 4 else 1000.0) for at in range(10))
     phase = Phase(positions, 60, samples)
     assert step_seconds(phase) == pytest.approx(1e-3)
-    assert pauses_of(phase) == pytest.approx([0.875e-3, 0.125e-3])  # together a step
+    assert pauses_of(phase, 1e-3) == pytest.approx([0.875e-3, 0.125e-3])  # together a step
     assert step_seconds(replace(phase, samples=())) == pytest.approx(0.8e-3)
 
 
 def test_unknown_pauses_make_no_step() -> None:
     phase = Phase((Position(0), Position(0)), 60)
     assert step_seconds(phase) is None
-    assert pauses_of(phase) == [0.0, 0.0]
+    assert pauses_of(phase, None) == [0.0, 0.0]

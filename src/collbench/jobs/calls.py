@@ -212,10 +212,13 @@ def report(job: Job, rank: int | None = None, alone: Mapping[int, float] | None 
     )
 
 
-def step_seconds(phase: Phase) -> float | None:
-    """Return the median seconds from one step to the next, else the sum of the median pauses; None if unknown."""
+def step_seconds(phase: Phase, repetitions: Collection[int] = ()) -> float | None:
+    """Return the median seconds from one step to the next, else the sum of the median pauses; None if unknown.
+
+    It is over those `repetitions` of which the rank knows them; without any, over all of its own.
+    """
     lasted = {sample.repetition: sample.step for sample in phase.samples if sample.step}
-    steps = [lasted[repetition] for repetition in _settled(lasted)]
+    steps = [lasted[repetition] for repetition in lasted.keys() & repetitions or _settled(lasted)]
     pauses = [position.pause for position in phase.positions if position.pause is not None]
     total = median(steps) if steps else sum(pauses) if len(pauses) == len(phase.positions) else 0.0
     return total * MICRO if math.isfinite(total) and total > 0 else None
@@ -262,9 +265,11 @@ def _kernel_times(phase: Phase, repetitions: Sequence[int]) -> Values:
     return np.repeat(values, max(1, len(repetitions)), axis=0)
 
 
-def pauses_of(phase: Phase) -> list[float]:
-    """Return the seconds before each call of a usual step, which add up to the step; zeros if they are unknown."""
-    step = step_seconds(phase)
+def pauses_of(phase: Phase, step: float | None) -> list[float]:
+    """Return the seconds before each call of a usual step, which add up to `step`; zeros if they are unknown.
+
+    The medians of the host's pauses do not: it may run ahead of the GPU, and each is a median of its own.
+    """
     medians = [max(0.0, position.pause or 0.0) for position in phase.positions]
     total = sum(medians)
     return [pause * step / total for pause in medians] if step is not None and total > 0 else [0.0] * len(medians)
@@ -405,7 +410,7 @@ def _rank_row(
     lasted = np.full(len(own), np.nan)
     if rank.step is not None and Unknown.PAUSES not in job.unknown:
         each = {sample.repetition: sample.step * MICRO for sample in phase.samples if sample.step}
-        usual = step_seconds(phase) or np.nan
+        usual = step_seconds(phase, repetitions) or np.nan
         lasted = np.array([each.get(one, np.nan) for one in repetitions or (0,)])
         lasted = lasted if np.isfinite(lasted).any() else np.full(len(own), usual)
     waiting = np.where([position.together for position in phase.positions], 0.0, np.full(own.shape, np.nan))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collbench.jobs.calls import report
 from collbench.jobs.job import Call, Group, Job, JobRank, Phase, PointToPoint, Position, Sample
 from collbench.jobs.replay.schedule import Assumption, Post, Schedule, schedule_of
 from collbench.model.errors import UsageError
@@ -228,6 +229,36 @@ def test_the_job_took_as_long_as_on_the_rank_that_waited_least() -> None:
     schedule = schedule_of(data_parallel(2, (64, 128)))
     assert schedule.recorded_seconds == pytest.approx(80e-6)
     assert [kind.recorded_seconds for kind in schedule.kinds] == pytest.approx([40e-6, 40e-6])
+
+
+def test_the_pauses_add_up_to_the_step_that_the_page_shows() -> None:
+    """The host makes its two calls 200 µs apart, but a step takes 450 and 500 µs on the GPU in the steps of both.
+
+    Rank 0 knows a third step, which was longer and is in no figure.
+    """
+    job = data_parallel(2)
+    steps = [{3: 400.0, 7: 500.0, 9: 5000.0}, {3: 500.0, 7: 500.0}]
+    ranks = tuple(
+        replace(
+            rank,
+            step=replace(rank.step, samples=tuple(Sample(at, (0.0, 9.0), step=lasted) for at, lasted in own.items())),
+        )
+        for rank, own in zip(job.ranks, steps, strict=True)
+        if rank.step is not None
+    )
+    job = replace(job, ranks=ranks)
+    schedule, shown = schedule_of(job), report(job)
+    assert shown is not None
+    played = [
+        sum(unit.pause for unit in units) + rest for units, rest in zip(schedule.ranks, schedule.rests, strict=True)
+    ]
+    assert played == pytest.approx([450e-6, 500e-6])
+    assert [row.step for row in shown.ranks] == pytest.approx(played)
+    assert [[unit.pause for unit in units] for units in schedule.ranks] == [
+        pytest.approx([seconds / 2] * 2) for seconds in played
+    ]
+    assert schedule.recorded_step_seconds == pytest.approx(500e-6)
+    assert schedule_of(job, 3).recorded_step_seconds is None
 
 
 def test_repetitions_kept_whole_on_all_ranks_say_more_than_medians() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import floor
 from statistics import median
 
-from collbench.jobs.calls import pauses_of, shown_phase, step_seconds
+from collbench.jobs.calls import common, pauses_of, shown_phase, step_seconds
 from collbench.jobs.job import MICRO, MOST_OF_A_JOB, Call, Job, Phase
 from collbench.jobs.predict.links import Links, NoEvidence, Price
 from collbench.jobs.predict.network import SHARE, Span
@@ -177,16 +177,17 @@ def predict_job(job: Job, new: PlacedJob, recorded: PlacedJob) -> PredictedJob:
     both = {at: (recorded.price(job, call), new.price(job, call)) for at, call in enumerate(job.calls)}
     prices = {at: (before, after) for at, (before, after) in both.items() if before is not None and after is not None}
     seconds = {at: (before.seconds, after.seconds) for at, (before, after) in prices.items()}
+    repetitions = common(job)
     found: list[PredictedJob] = []
     for rank in job.ranks:
         phase = shown_phase(rank)
-        step = None if phase is None else step_seconds(phase)
+        step = None if phase is None else step_seconds(phase, repetitions)
         if phase is None or phase.repetitions < 2 or step is None:
             continue
         numbers = [position.call for position in phase.positions]
         calls = [
             Sent(pause, job.calls[at].group, job.calls[at].size_bytes, *seconds.get(at, (0.0, 0.0)))
-            for at, pause in zip(numbers, pauses_of(phase), strict=True)
+            for at, pause in zip(numbers, pauses_of(phase, step), strict=True)
         ]
         kept = tuple(dict.fromkeys(at for at in numbers if at not in prices))
         used = {at: prices[at] for at in dict.fromkeys(numbers) if at in prices}

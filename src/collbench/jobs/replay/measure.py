@@ -112,6 +112,7 @@ def measure(
             calls=request.schedule.kinds,
             without=arm.without,
             recorded_seconds=request.schedule.recorded_seconds,
+            recorded_step_seconds=request.schedule.recorded_step_seconds,
         )
         for arm in request.arms
     ]

@@ -48,6 +48,7 @@ class Replay:
     without: tuple[str, ...] = ()  # what NCCL went without ("p2p")
     # The job's own communication a step, as in ReplayTrial; None if unknown, or of another number of ranks.
     recorded_seconds: Amount | None = None
+    recorded_step_seconds: Positive | None = None  # of the job's slowest rank, as its page has it; None likewise
     trials: list[ReplayTrial] = field(default_factory=list)
     wrong: Count | None = None  # elements that did not arrive as sent; None: nothing was compared
     failure: Failure | None = None

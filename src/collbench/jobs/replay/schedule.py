@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean, median
 
+from collbench.jobs.calls import common, pauses_of, step_seconds
 from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, PointToPoint, check_sent_again
 from collbench.jobs.replay.results import ReplayedCall
 from collbench.model.errors import UsageError
@@ -98,6 +99,7 @@ class Schedule:
     meetings: tuple[int, ...]
     kinds: tuple[ReplayedCall, ...]
     recorded_seconds: float | None = None
+    recorded_step_seconds: float | None = None
     assumed: tuple[Assumption, ...] = ()
 
     @property
@@ -147,14 +149,15 @@ def schedule_of(job: Job, ranks: int | None = None) -> Schedule:
     _check_whole(job)
     by_rank = sorted(job.ranks, key=lambda rank: rank.rank)
     phases = [_step_of(rank) for rank in by_rank]
+    repetitions = common(job)
+    steps = [step_seconds(phase, repetitions) for phase in phases]
     wanted = job.world_size if ranks is None else ranks
     if wanted < 2:
         raise UsageError("a replay needs two or more ranks: name more --devices")
-    order = list(range(wanted))
     if wanted != job.world_size:
         _check_scales(job, phases, wanted)
-        phases = [phases[rank % job.world_size] for rank in order]
-    made = [_units(job, rank, each, wanted) for rank, each in zip(order, phases, strict=True)]
+    own = [rank % job.world_size for rank in range(wanted)]
+    made = [_units(job, rank, phases[at], steps[at], wanted) for rank, at in enumerate(own)]
     used = sorted({unit.group for own, _ in made for unit in own})
     if not used:
         raise UsageError("the step sends nothing between two ranks: there is nothing to replay")
@@ -166,7 +169,8 @@ def schedule_of(job: Job, ranks: int | None = None) -> Schedule:
         tuple(replace(unit, meeting=meeting_of[rank, number]) for number, unit in enumerate(own))
         for rank, own in enumerate(units)
     )
-    recorded = _recorded(meetings, units, phases) if wanted == job.world_size else [None] * len(meetings)
+    same = wanted == job.world_size
+    recorded = _recorded(meetings, units, phases) if same else [None] * len(meetings)
     kinds, which = _kinds(meetings, scheduled, recorded)
     totals = [[recorded[unit.meeting] for unit in own] for own in scheduled]
     known = all(seconds is not None for own in totals for seconds in own)
@@ -177,6 +181,7 @@ def schedule_of(job: Job, ranks: int | None = None) -> Schedule:
         meetings=which,
         kinds=kinds,
         recorded_seconds=max(sum(filter(None, own)) for own in totals) if known else None,
+        recorded_step_seconds=max(filter(None, steps)) if same and all(steps) else None,
         assumed=tuple(_assumed(job, phases)),
     )
 
@@ -252,14 +257,14 @@ def _assumed(job: Job, phases: Sequence[Phase]) -> Iterator[Assumption]:
 # From positions to units.
 
 
-def _units(job: Job, rank: int, phase: Phase, ranks: int) -> tuple[list[Unit], float]:
-    """Return a rank's units, and the pause at the end.
+def _units(job: Job, rank: int, phase: Phase, step: float | None, ranks: int) -> tuple[list[Unit], float]:
+    """Return a rank's units, whose pauses add up to its step in the job, and the pause at the end.
 
     Calls of one NCCL group are one unit for each communicator, as torch batches them.
     """
-    units, pause = list[Unit](), 0.0
+    units, pause, pauses = list[Unit](), 0.0, pauses_of(phase, step)
     for together in _together(phase):
-        pause += sum(phase.positions[at].pause or 0.0 for at in together) * MICRO
+        pause += sum(pauses[at] for at in together)
         by_group: dict[int, list[int]] = {}
         for at in together:
             call = job.calls[phase.positions[at].call]

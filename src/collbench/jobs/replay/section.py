@@ -158,8 +158,11 @@ def _lacking(denied: str) -> str:
 
 def _arms(measured: list[Replay]) -> Table:
     """Return a row for each arm, after the job's own if that is known; with several arms, ratios to the first one."""
-    recorded = measured[0].recorded_seconds
-    rows: list[tuple[str, ...]] = [] if recorded is None else [("in the job", milliseconds(recorded))]
+    recorded = [measured[0].recorded_seconds, measured[0].recorded_step_seconds]
+    rows: list[tuple[str, ...]] = []
+    if any(recorded):
+        communication, step = ("-" if seconds is None else milliseconds(seconds) for seconds in recorded)
+        rows.append(("in the job", communication, "", step))
     for replay in measured:
         summary, change = summarize(replay), ratio(measured[0], replay)
         factor = times(change) if change and replay is not measured[0] else ""
@@ -256,6 +259,7 @@ COLUMNS = (
     Column("trials", Type.WHOLE, "how often the step was measured"),
     *(column for name, text in _FIGURES for column in with_interval(f"{name}_seconds", f"s a step; {text}")),
     Column("recorded_communication_seconds", Type.REAL, "s a step; the job's own communication; empty if unknown"),
+    Column("recorded_step_seconds", Type.REAL, "s; the job's own step, of its slowest rank; empty if unknown"),
     Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),
     Column("failure", Type.TEXT, "why the arm failed; such a row may have no figures"),
     Column("wrong", Type.WHOLE, "elements that did not arrive as sent; empty where none was compared"),
@@ -268,7 +272,7 @@ def rows(run: Run) -> Iterator[Row]:
         row: Row = {
             **devices_of(run, arm.members),
             **outcome_of(run, arm.trials, arm.failure),
-            **picked(arm, "job", "recorded_ranks", "wrong"),
+            **picked(arm, "job", "recorded_ranks", "recorded_step_seconds", "wrong"),
             "world_size": len(arm.members),
             "without": ",".join(arm.without) or None,
             "recorded_communication_seconds": arm.recorded_seconds,
