@@ -180,3 +180,31 @@ def test_one_set_with_a_tree_shows_whether_nccl_runs_trees(reached: float, expec
 
 def test_a_narrow_band_that_is_missed_by_far_proves_nothing() -> None:
     assert len(more({(0, 1): 50.0}, 99.0, {})) == MOST_FINALISTS
+
+
+def left_out(slow: float, n: int = 6, k: int = 5, reached: float = 50.0) -> list[Members]:
+    """Return further sets beside two of k devices that reach half of what one ring over PCIe may, as all others may.
+
+    Three pairs have `slow` GB/s, the others with their label 40, and none of the sets is without a slow one.
+    """
+    wired, sets = machine(n, slow=dict.fromkeys([(0, 5), (1, 4), (2, 3)], slow)), all_sets(n, k)
+    alike = np.ones(len(sets))
+    field = Candidates(sets, 30 * alike, 100 * alike, k * alike, 30 * alike, 0 * alike, heuristic=False)
+    alike_in_pairs = [tuple(range(k)), (0, 1, *range(n - k + 2, n))]
+    return [some.members for some in further(wired, field, dict.fromkeys(alike_in_pairs, reached), 0.02, 1.0)]
+
+
+def test_what_nccls_ring_crosses_in_some_sets_it_may_avoid_in_others_that_look_alike() -> None:
+    assert set(left_out(15.0)) == {tuple(sorted({*range(6)} - {gone})) for gone in (0, 1, 3, 4)}
+
+
+@pytest.mark.parametrize(
+    ("title", "given"),
+    [
+        ("no pair is slow for its label", {"slow": 38.0}),
+        ("the sets are many", {"slow": 15.0, "n": 8, "k": 6}),
+        ("a finalist reaches what was predicted", {"slow": 15.0, "reached": 99.0}),
+    ],
+)
+def test_no_set_is_measured_for_the_order_of_its_ring_if(title: str, given: dict[str, Any]) -> None:
+    assert left_out(**given) == []

@@ -7,11 +7,11 @@ from itertools import combinations
 import pytest
 
 from collbench.choose.choice import Band, Candidate, Choice, How, TieBreak
-from collbench.choose.select import by_finalists, settle
+from collbench.choose.select import by_finalists, choose, settle
 from collbench.judge.tiers import estimates
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run
-from tests.builders import gpus, in_words, measured, run_of
+from tests.builders import gpus, in_words, measured, pair_run, paths, run_of
 
 BUS = 2 * 3 / 4  # busbw over algbw of an all-reduce among four [nccl-tests doc/PERFORMANCE.md]
 FIRST, OTHER, THIRD = (0, 1, 2, 3), (2, 3, 4, 5), (4, 5, 6, 7)
@@ -98,6 +98,37 @@ def test_sets_that_keep_a_chance_are_measured_for_more_than_two_rounds(monkeypat
 
     monkeypatch.setattr("collbench.choose.select.further_finalists", further)
     assert by_finalists(ask, run_of(gpus(8), []), measure)[0].members == fast
+
+
+def seven_of_eight(across: Mapping[tuple[int, int], float], lucky: int | None) -> tuple[Choice, int]:
+    """Return the choice of seven GPUs on two NUMA nodes, and how many rounds of all-reduces it took.
+
+    Pairs on one node have 40 GB/s, others 30 or what `across` says. Seven reach 14, without GPU `lucky` 28.
+    """
+    rounds = 0
+
+    def measure(sets: Iterable[tuple[int, ...]]) -> tuple[Run, None]:
+        nonlocal rounds
+        rounds += 1
+        rates = {some: near(14.0 if lucky is None or lucky in some else 28.0) for some in sets}
+        points = [measured(Operation.ALLREDUCE, some, [gbs * 7 / 12 for gbs in of]) for some, of in rates.items()]
+        return run_of(gpus(8), points), None
+
+    labels = {(a, b): "NODE" for a, b in combinations(range(8), 2) if (a < 4) == (b < 4)}
+    run = pair_run(8, lambda a, b: 40.0 if (a, b) in labels else across.get((a, b), 30.0), paths(8, "SYS", labels))
+    return by_finalists(choose(run, 7), run, measure)[0], rounds
+
+
+@pytest.mark.parametrize("lucky", range(8))
+def test_the_only_set_whose_ring_avoids_a_slow_path_between_sockets_is_found(lucky: int) -> None:
+    """Each of the eight sets has pairs that use the path, so none of them shows which ring does."""
+    choice, _ = seven_of_eight({(0, 6): 14.0, (0, 7): 14.0, (1, 6): 14.0, (1, 7): 14.0}, lucky)
+    assert lucky not in choice.members
+
+
+def test_a_healthy_machine_is_measured_once_though_its_rings_reach_half_of_what_pairs_do() -> None:
+    _, rounds = seven_of_eight({}, lucky=None)
+    assert rounds == 1
 
 
 def broken(point: Measurement, how: str) -> Measurement:

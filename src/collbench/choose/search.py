@@ -243,6 +243,8 @@ def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
 MOST_FINALISTS = 4
 # As many more, each of so many times, if what was measured leaves sets that may be better.
 FURTHER_ROUNDS = 4
+# Of no more sets all are measured where the order in NCCL's ring may decide.
+_MOST_TRIED = MOST_FINALISTS * (1 + FURTHER_ROUNDS)
 # A finalist below this share of its prediction shows that the prediction is wrong, not what NCCL keeps of a link.
 _FAR_SHORT = 0.85
 # The figures of a kind but the last.
@@ -282,10 +284,12 @@ def further(
 
     What was measured corrects the bounds of sets of its kind. Over PCIe the best finalist shows what NCCL keeps of a
     crowded hop, though not in sets with fewer members on a host bridge or a NUMA node than it has, or without a pair as
-    slow as its slowest. Elsewhere one whose band is narrow shows how k GPUs compare with a pair, unless it falls far
-    short. Without such a one, k GPUs may reach `share` of the bound: a finalist with a slow link says nothing about
-    sets without it. What trees over NVLinks reach, those finalists show on which they can run. Of equal sets those go
-    first that share the fewest devices with what was measured.
+    slow as its slowest. If a pair is slow for its label, it shows nothing as long as there are few sets: NCCL orders a
+    ring by labels, so the ring avoids what slows that pair on some sets and not on others that look alike. Elsewhere
+    one whose band is narrow shows how k GPUs compare with a pair, unless it falls far short. Without such a one, k GPUs
+    may reach `share` of the bound: a finalist with a slow link says nothing about sets without it. What trees over
+    NVLinks reach, those finalists show on which they can run. Of equal sets those go first that share the fewest
+    devices with what was measured.
     """
     index_of = {tuple(some): index for index, some in enumerate(candidates.sets.tolist())}
     known = [index_of[some] for some in measured if some in index_of]
@@ -293,7 +297,8 @@ def further(
     ratios = reached / np.maximum(candidates.hi[known], 1e-9)
     narrow = candidates.lo[known] >= candidates.hi[known] * (1 - delta)
     host, bounds = candidates.hops > 0, candidates.hi.copy()
-    shown = host[known] | (narrow & (ratios >= _FAR_SHORT * share))
+    by_order = wired.slow.any() and len(candidates.sets) <= _MOST_TRIED
+    shown = np.where(host[known], not by_order, narrow & (ratios >= _FAR_SHORT * share))
     trees = candidates.tree[known] > 0
     ringed = ~trees | (ratios <= 1 + delta)  # else a tree ran, which says nothing about rings
     burdens = _burdens(wired, candidates, delta) * host[:, None]

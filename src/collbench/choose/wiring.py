@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
@@ -86,7 +87,7 @@ def guessed_rates(n: int, paths: Mapping[tuple[int, int], Path]) -> NDArray[np.f
 _LABELS = ("PIX", "PXB")
 # If one hop fills an uplink, two get half of it each; if not, both keep their rate. The limit lies between.
 _SHARED = 0.75
-# A device whose best path across is below this share of the others' is slow itself.
+# A device whose best path across is below this share of the others' is slow itself, and so is a pair of its label's.
 _SLOW = 0.9
 
 
@@ -230,7 +231,7 @@ class Wiring:
     that a hop over PCIe keeps in a ring. `plane` numbers the NVSwitch that a device is on, −1 without one. `capacity`
     is that of each pair, `port` the most that a device sends over all its NVLinks; ∞ if not known or without NVLinks.
     `uplinks` are the PCIe switches, level by level; `host` numbers the host bridge, `socket` the NUMA node. `broken`
-    pairs corrupt or hang.
+    pairs corrupt or hang; `slow` ones have less than 0.9 of the median of their label.
 
     `missing` pairs were not measured: their rates are 0 here, the worst case. `filled` is the same machine with each of
     them as fast as the fastest similar pair, None if none is missing. `labelled` is the same machine if NVLinks that
@@ -249,6 +250,7 @@ class Wiring:
     host: NDArray[np.intp]
     socket: NDArray[np.intp]
     broken: NDArray[np.bool_]
+    slow: NDArray[np.bool_]
     missing: NDArray[np.bool_]
     filled: Wiring | None = None
     labelled: Wiring | None = None
@@ -333,8 +335,20 @@ def _wired(
         host=_joined_by(_BELOW_A_HOST, paths, n),
         socket=_joined_by(_ON_A_SOCKET, paths, n),
         broken=broken,
+        slow=_slow_for_label(pairs, rates),
         missing=np.zeros(rates.shape, dtype=bool),
     )
+
+
+def _slow_for_label(paths: Mapping[Pair, Path], rates: Rates) -> NDArray[np.bool_]:
+    slow, pairs_of = np.zeros(rates.shape, dtype=bool), defaultdict[str, list[Pair]](list)
+    for pair, path in paths.items():
+        pairs_of[path.label].append(pair)
+    for pairs in pairs_of.values():
+        usual = median(_slower(rates, pair) for pair in pairs)
+        for pair in pairs:
+            slow[pair] = slow[pair[::-1]] = _slower(rates, pair) < _SLOW * usual
+    return slow
 
 
 def _joined_by(labels: Sequence[str], paths: Mapping[Pair, Path], n: int) -> NDArray[np.intp]:
