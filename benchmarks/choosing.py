@@ -1,37 +1,42 @@
 #!/usr/bin/env python3
 """What `select K` loses on machines that collbench's own simulator and predictor cannot make (sim).
 
-    python benchmarks/choosing.py [--machines N] [--seed S] [--jobs J] [--family NAME …] [--out FILE]
+    python benchmarks/choosing.py [--machines N] [--seconds S] [--seed S] [--jobs J] [--family NAME …] [--out FILE]
 
 Machines with up to three slow elements come from judging/machines.py, those of the families cube, quads, bridges, numa
 and switch from judging/boxes.py; what NCCL reaches on k of their GPUs comes from judging/rings.py or judging/boxes.py,
 times what as many ranks reach of a pair's bandwidth on some published machine; plan, stopping rule, prediction and
 choice are collbench's. The regret is 1 − the chosen set's true all-reduce bandwidth / the best set's. FILE gets a line
-for each choice. 100 machines a family take ten minutes on two cores.
+for each choice at once; the families take turns, so both may be cut short. 100 machines a family take ten minutes on
+two cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import combinations
+from multiprocessing import Pool
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from scipy.stats import beta
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # deciding imports the tests' random machines
-from deciding.bench import LARGE, map_in_order, selection_request, verification_request
+from deciding.bench import LARGE, selection_request, verification_request
 from judging import boxes
 from judging.boxes import PairNoise
 from judging.machines import FAMILIES, Made, make_sized
 from judging.measured import Noise, Situation, measure
 from judging.rings import RingsBackend, busbw, over_links
-from rows import save_rows
 
 from collbench.choose.select import by_finalists, choose
 from collbench.model.run import Run
@@ -181,6 +186,11 @@ def choices(family: str, seed: int, number: int) -> list[Chosen]:
     return found
 
 
+def choices_until(end: float, seed: int, place: tuple[str, int]) -> list[Chosen]:
+    """Return the choices of a family's machine of a number, none after `end` on the monotonic clock."""
+    return choices(place[0], seed, place[1]) if time.monotonic() < end else []
+
+
 def _of_pairs(made: Made, k: int, rng: np.random.Generator) -> dict[str, float]:
     """Return what k ranks of a machine reach of what its pairs do; over direct links no more than copies do."""
     if k == 2:
@@ -212,34 +222,39 @@ def _text(members: Sequence[int]) -> str:
 def line(family: str, found: Sequence[Chosen]) -> str:
     regrets = [one.regret for one in found]
     sets, gains = sum(one.finalists for one in found), [one for one in found if one.gain]
+    worse = sum(regret > 0.02 for regret in regrets)
+    most = float(beta.ppf(0.975, worse + 1, len(found) - worse)) if worse < len(found) else 1.0
     outside = [sum(getattr(one, field) for one in found) / max(sets, 1) for field in ("outside_2", "outside_5")]
     return (
-        f"{family:9} {len(found):4} choices: regret mean {fmean(regrets):.3%}, above 2% in "
-        f"{sum(regret > 0.02 for regret in regrets)}, worst {max(regrets):.1%} (unmeasured: mean "
-        f"{fmean(one.unverified for one in found):.2%}); {sets / len(found):.1f} finalists, outside their band by more "
-        f"than 2% {outside[0]:.1%}, 5% {outside[1]:.1%}; gain's interval holds in "
-        f"{sum(one.gain_holds for one in gains)} of {len(gains)}"
+        f"{family:9} {len(found):4} choices: regret mean {fmean(regrets):.3%}, above 2% in {worse} (95%: at most "
+        f"{most:.2%}), worst {max(regrets):.1%} (unmeasured: mean {fmean(one.unverified for one in found):.2%}); "
+        f"{sets / len(found):.1f} finalists, outside their band by more than 2% {outside[0]:.1%}, 5% {outside[1]:.1%}; "
+        f"gain's interval holds in {sum(one.gain_holds for one in gains)} of {len(gains)}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--machines", type=int, default=100, metavar="N", help="machines of each family")
+    parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="begin no machine after so many")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--family", nargs="+", choices=(*FAMILIES, *boxes.FAMILIES), default=list(FAMILIES))
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a line of CSV for each choice")
+    parser.add_argument("--out", type=Path, default=os.devnull, metavar="FILE", help="a line of CSV for each choice")
     options = parser.parse_args()
+    places = [(family, number) for number in range(options.machines) for family in options.family]
+    until = partial(choices_until, time.monotonic() + options.seconds, options.seed)
     every: list[Chosen] = []
-    print(f"choices (sim), {options.machines} machines a family, seed {options.seed}")
-    for family in options.family:
-        of_machines = map_in_order(partial(choices, family, options.seed), range(options.machines), options.jobs)
-        found = [one for some in of_machines for one in some]
-        print(f"  {line(family, found)}", flush=True)
-        every += found
+    with Pool(options.jobs) as pool, options.out.open("w", encoding="utf-8", newline="", buffering=1) as lines:
+        writer = csv.DictWriter(lines, [field.name for field in fields(Chosen)], lineterminator="\n")
+        writer.writeheader()
+        for found in pool.imap(until, places):
+            writer.writerows(map(asdict, found))
+            every += found
+    print(f"choices (sim), {len({(one.family, one.number) for one in every})} machines, seed {options.seed}")
+    for family in dict.fromkeys(one.family for one in every):
+        print(f"  {line(family, [one for one in every if one.family == family])}")
     print(f"  {line('all', every)}")
-    if options.out is not None:
-        save_rows(options.out, [asdict(one) for one in every])
 
 
 if __name__ == "__main__":
