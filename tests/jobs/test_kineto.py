@@ -95,6 +95,24 @@ def test_a_step_without_its_first_kernel_is_as_long_as_the_others() -> None:
     (rank,) = job_of([trace_of(events)]).ranks
     assert rank.step is not None
     assert [one.gpu_time.total if one.gpu_time else None for one in rank.step.samples] == [100.0] * 4 + [None]
+    assert [one.step for one in rank.step.samples] == [100.0] * 4 + [0.0]
+
+
+def test_kernels_of_a_step_are_all_that_ran_in_it_so_that_what_is_exposed_is_part_of_them() -> None:
+    """After each second step a loss, which is no call of it, and of whose 30 µs compute hides nothing."""
+    events, at = [], 1e6
+    for number in range(12):
+        events += [event("gemm", at, 60.0), mark(number, at), *call(2 * number, at, at + 50, 20.0)]
+        at += 100.0
+        if number % 2:
+            events += call(2 * number + 1, at - 20, at, 30.0, nelems=1)
+            at += 40.0
+    found = report(job_of([trace_of(events)]))
+    assert found is not None
+    (gpu,), (row,) = found.gpu, found.ranks
+    assert row.kernels is not None
+    assert gpu.exposed <= row.kernels <= gpu.step == row.step
+    assert row.kernels == pytest.approx(gpu.exposed + gpu.overlapped)
 
 
 def test_the_page_says_it_first_and_adds_up() -> None:
@@ -390,10 +408,15 @@ def test_perfetto_gets_each_kernel_and_its_waiting_and_transfer() -> None:
             assert sum(lengths.values()) == pytest.approx(whole["dur"])
 
 
-def test_a_kernel_that_begins_before_its_call_begins_the_trace() -> None:
-    """The GPU's clock may be behind the host's; a moment before 0 is none in a trace."""
-    ((_, slices),) = exported(job_of([trace_of([event("gemm", 0.0, 9.0), *call(1, 300.0, 100.0, 40.0)])])).items()
-    assert [whole["ts"] for whole, _ in slices] == [0.0]
+def test_kernels_that_begin_before_their_calls_begin_the_trace() -> None:
+    """The GPU's clock may be behind the host's. A moment before 0 is none in a trace, and one at 0 unknown in a job."""
+    events = [one for step in range(4) for one in call(step + 1, 300.0 + 100 * step, 100.0 + 100 * step, 40.0)]
+    marks = [mark(step, 299.0 + 100 * step) for step in range(5)]
+    job = job_of([trace_of([event("gemm", 0.0, 9.0), *events, *marks])])
+    ((_, slices),) = exported(job).items()
+    assert [whole["ts"] for whole, _ in slices] == [1.0, 101.0, 201.0, 301.0]
+    assert job.ranks[0].step is not None
+    assert [sample.step for sample in job.ranks[0].step.samples] == [100.0, 100.0, 100.0, 0.0]
 
 
 def test_kernels_that_overlap_get_threads_of_their_own() -> None:

@@ -179,13 +179,16 @@ def report(job: Job, rank: int | None = None, alone: Mapping[int, float] | None 
 
     def row(call: int, indices: Sequence[int]) -> Row:
         at = list(indices)
-        transfer = _usual(moving[:, at])
+        kernel, transfer = _usual(times[:, at]), _usual(moving[:, at])
+        waits = _usual(waiting[:, at]) if whole[at].all() else None
+        if waits is not None and kernel is not None and transfer is not None:
+            waits = min(waits, kernel - transfer)  # each is a median of its own, of steps that differ
         return Row(
             call=call,
             count=len(indices),
-            kernel=_usual(times[:, at]),
+            kernel=kernel,
             exposed=_usual(exposed[:, at]),
-            exposed_waiting=_usual(waiting[:, at]) if whole[at].all() else None,
+            exposed_waiting=waits,
             transfer=transfer,
             bounded=not whole[at].all(),
             busbw=busbw_gbs(job, job.calls[call], transfer),
@@ -194,10 +197,7 @@ def report(job: Job, rank: int | None = None, alone: Mapping[int, float] | None 
 
     rank_rows = tuple(_rank_row(job, one, phases.get(one.rank), groups, repetitions) for one in job.ranks)
     late = [_within(one, group.ranks, rank_rows) for group in groups for one in _late(group)]
-    passed = (
-        exposure(one, repetitions, matched=row.waiting is not None)
-        for one, row in zip(job.ranks, rank_rows, strict=True)
-    )
+    passed = (exposure(one, repetitions, row.waiting) for one, row in zip(job.ranks, rank_rows, strict=True))
     return Report(
         job=job,
         rank=chosen,
@@ -419,7 +419,7 @@ def _rank_row(
         if rank.rank in matched_group.ranks and matched_group.whole:
             at = matched_group.ranks.index(rank.rank)
             waiting[:, matched_group.places[at]] = matched_group.times[at] - matched_group.moving
-    busy = _busy(phase, own, _sampled(phase, repetitions, "gpu_starts"), lasted)
+    busy = _busy(phase, own, repetitions, lasted)
     waits = np.minimum(np.array([kernels(phase.positions, row).sum() for row in waiting]), busy)
     timed = np.isfinite(lasted) if np.isfinite(lasted).any() else np.ones(len(own), bool)
     step, kernel, wait = (
@@ -442,16 +442,19 @@ def _rank_row(
     )
 
 
-def _busy(phase: Phase, own: Values, begins: Values, lasted: Values) -> Values:
+def _busy(phase: Phase, own: Values, repetitions: Sequence[int], lasted: Values) -> Values:
     """Return how long kernels of communication ran in each repetition: their union where all beginnings are known.
 
-    Without beginnings it is the sum, at most the step, because kernels of several groups may overlap.
+    Where the source has all that ran on the GPU, those of occasional calls are in it. Without beginnings it is the sum,
+    at most the step, because kernels of several groups may overlap.
     """
     sums = np.array([kernels(phase.positions, row).sum() for row in own])
-    for at in range(len(begins)):
-        both = np.stack([begins[at], begins[at] + own[at]], axis=1)
+    passed = {sample.repetition: sample.gpu_time for sample in phase.samples}
+    for at, begins in enumerate(_sampled(phase, repetitions, "gpu_starts")):
+        both = np.stack([begins, begins + own[at]], axis=1)
+        whole = passed[repetitions[at]]
         if np.isfinite(both).all():
-            sums[at] = np.diff(pieces(both)).sum()
+            sums[at] = np.diff(pieces(both)).sum() if whole is None else (whole.exposed + whole.overlapped) * MICRO
     return np.where(np.isnan(sums) | np.isnan(lasted), sums, np.minimum(sums, lasted))
 
 

@@ -81,12 +81,12 @@ class Exposure:
     whole: bool
 
 
-def exposure(rank: JobRank, repetitions: Collection[int], *, matched: bool) -> Exposure | None:
+def exposure(rank: JobRank, repetitions: Collection[int], waiting: float | None) -> Exposure | None:
     """Return how a rank's step passes, or without a step its whole trace; None if the source has no compute.
 
     Each part is what it adds to the median of the parts before it, with exposed communication first: they add up to the
     median step, and `exposed` is its own median. One step cannot stand for all: a rank waits in some and not in others.
-    `matched`: the transfer of each call of the step is known.
+    `waiting` are the seconds that all its kernels wait in a step, None if some call's transfer is unknown.
     """
     samples = [] if rank.step is None else [one for one in rank.step.samples if one.repetition in repetitions]
     known = [one.gpu_time for one in samples if one.gpu_time]
@@ -97,14 +97,15 @@ def exposure(rank: JobRank, repetitions: Collection[int], *, matched: bool) -> E
     until = np.median(parts.cumsum(axis=1), axis=0)
     exposed, compute, copies, idle = map(float, np.diff(until, prepend=0.0))
     hidden = float(np.median([one.overlapped for one in passed])) * MICRO
-    waits = [sum(one.exposed_waiting) for one in samples if one.gpu_time and one.exposed_waiting] if matched else []
+    waits = [sum(one.exposed_waiting) for one in samples if one.gpu_time and one.exposed_waiting]
+    bare = None if waiting is None or not waits else min(exposed, waiting, float(np.median(waits)) * MICRO)
     return Exposure(
         rank.rank,
         step=float(until[-1]),
         exposed=exposed,
         compute=compute,
         overlapped=min(hidden, compute),
-        exposed_waiting=min(exposed, float(np.median(waits)) * MICRO) if waits else None,
+        exposed_waiting=bare,
         copies=copies,
         idle=idle,
         whole=not known,

@@ -42,8 +42,9 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
         job_call = Call(call.operation, known, group, call.dtype, "", call.root, call.peer, call.captured)
         return calls.setdefault(job_call, len(calls))
 
+    # 1 µs before the first kernel, because a kernel that begins at 0 is one of unknown beginning.
     moments = (
-        trace.origin + moment for trace in traces for one in trace.calls for moment in (one.start, one.gpu_start)
+        trace.origin + one for trace in traces for call in trace.calls for one in (call.start, call.gpu_start - 1)
     )
     began = min((moment for moment in moments if not math.isnan(moment)), default=0.0)
     ranks = tuple(
@@ -148,30 +149,36 @@ def _on_gpu(rank: JobRank, trace: Trace, began: float, transfers: Mapping[tuple[
         return tuple(round(float(one), 3) for one in least)
 
     def timed(phase: Phase) -> Phase:
-        # To the same call as from, the first one whose kernel is known in each repetition.
-        known = zip(*(one.gpu_starts for one in phase.samples if one.gpu_starts), strict=True)
-        first = next((place for place, starts in enumerate(known) if all(starts)), None)
-        begins = {
-            one.repetition: one.gpu_starts[first] for one in phase.samples if one.gpu_starts and first is not None
-        }
+        by_number = {one.repetition: one for one in phase.samples}
+        spans = [_on_its_gpu(sample, by_number.get(sample.repetition + 1)) for sample in phase.samples]
         samples = []
-        for sample in phase.samples:
-            start, end = begins.get(sample.repetition), begins.get(sample.repetition + 1)
-            passed = None
-            if start is not None and end is None and sample.step:
-                end = start + sample.step
-            if start is not None and end is not None and start < end:
-                passed = timeline.between(start + offset, end + offset)
+        for sample, span in zip(phase.samples, spans, strict=True):
+            passed = None if span is None else timeline.between(span[0] + offset, span[1] + offset)
+            step = sample.step
+            if rank.step is not None and any(spans):  # by the GPU's clock alone: figures of two would not add up
+                step = 0.0 if passed is None else round(passed.total, 3)
             kernels = zip(sample.gpu_starts, sample.gpu, strict=False)
             own = [exposed.get(kernel, (0.0, 0.0)) for kernel in kernels]
-            bare = tuple(round(one, 3) for one, _ in own)
-            samples.append(replace(sample, exposed=bare, exposed_waiting=waiting(sample, own), gpu_time=passed))
+            bare, waits = tuple(round(one, 3) for one, _ in own), waiting(sample, own)
+            samples.append(replace(sample, step=step, exposed=bare, exposed_waiting=waits, gpu_time=passed))
         return replace(phase, samples=tuple(samples))
 
     whole = timeline.between(*timeline.ends)
     if rank.step is None:
         return replace(rank, phases=tuple(map(timed, rank.phases)), gpu_time=whole)
     return replace(rank, step=timed(rank.step), gpu_time=whole)
+
+
+def _on_its_gpu(sample: Sample, following: Sample | None) -> tuple[float, float] | None:
+    """Return from when to when a repetition was on its GPU: from its first kernel to the same one of the next, µs.
+
+    Where that is unknown in either of both, it is the first one that is known in both.
+    """
+    if following is not None:
+        pairs = zip(sample.gpu_starts, following.gpu_starts, strict=False)
+        return next(((start, end) for start, end in pairs if 0 < start < end), None)
+    start = next(filter(None, sample.gpu_starts), None)
+    return (start, start + sample.step) if start is not None and sample.step else None
 
 
 def of_several_jobs(job: Job) -> str:
