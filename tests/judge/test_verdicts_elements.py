@@ -18,14 +18,22 @@ from tests.judge.checked import Members, faults, h200, run_on
 # Eight GPUs: two below each switch, two switches on each socket.
 FULL = 26.0
 SWITCHES = ((0, 1), (2, 3), (4, 5), (6, 7))
-TREE = {
-    pair: "PIX" if pair in SWITCHES else "NODE" if (pair[0] < 4) == (pair[1] < 4) else "SYS"
-    for pair in combinations(range(8), 2)
-}
 
 
-def on_tree(capacity: Mapping[str, float], count: int = 8) -> Run:
-    """Return a run on the first GPUs of the tree: a copy gets the least capacity of what it crosses."""
+def labels(count: int = 8, per_socket: int = 4) -> dict[tuple[int, int], str]:
+    """Return the labels of the first GPUs, with so many on each socket."""
+    return {
+        (a, b): "PIX" if a // 2 == b // 2 else "NODE" if a // per_socket == b // per_socket else "SYS"
+        for a, b in combinations(range(count), 2)
+    }
+
+
+TREE = labels()
+
+
+def on_tree(capacity: Mapping[str, float], count: int = 8, per_socket: int = 4) -> Run:
+    """Return a run on the first GPUs of a tree: a copy gets the least capacity of what it crosses."""
+    tree = labels(count, per_socket)
 
     def least(*elements: str) -> float:
         return min(capacity.get(element, FULL) for element in elements)
@@ -39,15 +47,14 @@ def on_tree(capacity: Mapping[str, float], count: int = 8) -> Run:
         ends, uplinks = (f"slot {a} out", f"slot {b} in"), (f"switch {a // 2} up", f"switch {b // 2} down")
         if work.variant is Variant.STAGED:
             return least(*ends, *uplinks)
-        label = TREE[min(a, b), max(a, b)]
-        root = f"root {a // 4}"
-        middle = {"PIX": (), "NODE": (*uplinks, "roots", root), "SYS": (*uplinks, "roots", "sockets")}[label]
+        socket = a // per_socket
+        inside, across = ("roots", f"root {socket}"), ("roots", "sockets", f"from socket {socket}")
+        middle = {"PIX": (), "NODE": (*uplinks, *inside), "SYS": (*uplinks, *across)}[tree[min(a, b), max(a, b)]]
         if work.operation.is_collective:
             return 0.8 * min(least(*ends, *middle), rate(Work(Operation.CE_WRITE), (b, a)))
         return least(*ends, *middle)
 
-    but = {pair: label for pair, label in TREE.items() if max(pair) < count}
-    links = tuple(replace(path, theory_gbs=31.5) for path in paths(count, "SYS", but))
+    links = tuple(replace(path, theory_gbs=31.5) for path in paths(count, "SYS", tree))
     return run_on(gpus(count, "NVIDIA A40"), links, rate, slot=(4, 16))
 
 
@@ -181,6 +188,37 @@ def test_a_slow_slot_that_shares_half_of_its_links_with_a_slower_one_is_named() 
 def test_a_slot_and_an_uplink_are_both_named() -> None:
     causes_found = {of(verdict.cause) for verdict in faults(on_tree(slow(*slot(6), *UPLINK)))}
     assert causes_found == {("gpu", (6,)), ("uplink", (2, 3))}
+
+
+@pytest.mark.parametrize("gpu", [1, 2])
+def test_a_slot_is_named_beside_a_slower_direction_between_sockets(gpu: int) -> None:
+    """Whichever socket it is on: what crosses both is as slow as the direction, and the uplink above it is not."""
+    detour, of_slot = faults(on_tree(slow(*slot(gpu)) | slow("from socket 0", at=0.25), count=4, per_socket=2))
+    assert (detour.kind, of(of_slot.cause)) == (Kind.P2P_SLOWER_THAN_STAGED, ("gpu", (gpu,)))
+    assert {(0, 2), (0, 3), (1, 2), (1, 3)} == detour.links
+
+
+def test_a_slot_that_slow_forwarding_hides_shows_in_copies_with_host_memory() -> None:
+    detour, of_slot = faults(on_tree(slow(*slot(1)) | slow("roots", at=0.25), count=3, per_socket=2))
+    assert detour.kind is Kind.P2P_SLOWER_THAN_STAGED
+    assert (of_slot.kind, of(of_slot.cause)) == (Kind.INTRA_LABEL_OUTLIER, ("gpu", (1,)))
+
+
+def test_two_directions_below_a_switch_may_be_its_uplink_and_the_path_between_them() -> None:
+    (verdict,) = faults(on_tree(slow(*slot(2, "out"), *slot(3, "out"))))
+    assert {tuple(map(of, parts)) for parts in verdict.cause.either} == {
+        (("gpu_direction", (2,)), ("gpu_direction", (3,))),
+        (("uplink", (2, 3)), ("path", (2, 3))),
+    }
+
+
+def test_what_all_explanations_share_is_named_without_a_doubt() -> None:
+    """Beside GPU2's slot, all that is slow out of GPU3 may be due to the uplink above both."""
+    found = faults(on_tree(slow(*slot(2), *slot(3, "out"))))
+    assert [of(verdict.cause) for verdict in found if not verdict.cause.either] == [("gpu", (2,))]
+    (doubtful,) = (verdict.cause for verdict in found if verdict.cause.either)
+    assert [*map(of, doubtful.either[0])] == [("gpu_direction", (3,))]
+    assert [*map(of, doubtful.either[1])] == [("uplink", (2, 3))]
 
 
 def test_explanations_that_fit_equally_well_are_both_said() -> None:

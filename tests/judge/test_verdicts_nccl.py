@@ -7,11 +7,12 @@ import pytest
 
 from collbench.judge.diagnose import Kind, judge
 from collbench.judge.diagnose.readings import Facts
-from collbench.model.operations import Operation, Work
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
 from tests.builders import GIB, measured, nvml_says, smi_says, throttled
-from tests.judge.checked import beside_others, faults, flagged, h200, pcie, slow, the, undone
+from tests.judge.checked import Members, beside_others, faults, flagged, h200, pcie, slow, the, undone, with_check
 
+BRIDGES: dict[Members, str] = {(0, 1): "PIX", (2, 3): "PIX"}
 PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
 # all_reduce_perf on two of the recorded machine's GPUs at 512 MiB: 27.9 GB/s with NCCL_P2P_DISABLE=1, 312.2 without.
 DISABLED = 27.9 / 312.2
@@ -30,6 +31,39 @@ def test_a_disabled_peer_to_peer_is_named_as_the_cause_of_one_verdict() -> None:
     assert verdict.fix == "env -u NCCL_P2P_DISABLE collbench allreduce --devices 0,1 --sizes 64M"
     assert verdict.measured is not None
     assert verdict.measured[0] < 326.08 * DISABLED < verdict.measured[2]
+
+
+@pytest.mark.parametrize("gpus", [(2,), (2, 3)])
+def test_a_variable_that_slows_nccl_hides_no_slow_copies(gpus: tuple[int, ...]) -> None:
+    """All links of a GPU are slow, or those of one pair."""
+
+    def share(work: Work, members: Members) -> float:
+        if work.operation.is_collective:
+            return DISABLED
+        return 0.8 if {*gpus} <= {*members} and len(members) == 2 else 1.0
+
+    unused, outlier = faults(with_settings(h200(share), {"NCCL_P2P_DISABLE": "1"}))
+    assert (unused.kind, unused.cause.name) == (Kind.NV_NOT_USED, "NCCL_P2P_DISABLE")
+    assert (outlier.kind, outlier.members) == (Kind.INTRA_LABEL_OUTLIER, gpus)
+
+
+def test_what_a_variable_slows_is_one_verdict_beside_pairs_that_it_does_not() -> None:
+    """Copies of a throttled GPU3 are as slow as NCCL, which is so over host memory."""
+
+    def share(work: Work, members: Members) -> float:
+        slow_copies = work.variant is Variant.PLAIN and 3 in members
+        return 0.1 if slow_copies or work.operation.is_collective else 1.0
+
+    run = flagged(h200(share), throttled(3))
+    unused = [v for v in faults(with_settings(run, {"NCCL_P2P_DISABLE": "1"})) if v.kind is Kind.NV_NOT_USED]
+    assert [v.pairs for v in unused] == [((0, 1), (0, 2), (1, 2))]
+
+
+def test_nccl_that_a_variable_sends_through_host_memory_disturbs_its_neighbors() -> None:
+    """Without the variable, pairs below one bridge share nothing."""
+    run = with_check(pcie(BRIDGES, lambda _work, _members: 22.0), Operation.ALLREDUCE, "PIX", 0.5)
+    assert the(run, Kind.CONTENTION).cause.name == "bridge_detour"
+    assert faults(with_settings(run, {"NCCL_P2P_DISABLE": "1"})) == []
 
 
 def test_what_the_copies_carry_is_the_limit_of_a_contradiction() -> None:

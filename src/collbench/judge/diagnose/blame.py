@@ -144,12 +144,15 @@ def blames(
         ours = frozenset(link for link in slow if facts.over_nvlink(link) is over_nvlink)
         alike = frozenset(link for link in judged if facts.over_nvlink(link) is over_nvlink)
         if ours and ours == alike and len(both_ways(ours)) > 2:
-            groups.append(_together(facts, ours, everything=True))
+            groups.append(together(facts, ours, everything=True))
             continue
         for with_nccl in (False, True) if rates and ours else ():
             if ours and with_nccl <= collective:
-                for element in blamed(facts, over_nvlink=over_nvlink, collective=with_nccl):
-                    if element.shared and ours & element.links:
+                left = [one for one in blamed(facts, over_nvlink=over_nvlink, collective=with_nccl) if one.shared]
+                while left:  # of those that some cross, the one that most do: what crosses two is limited by it
+                    element = max(left, key=lambda one: len(ours & one.links))
+                    left.remove(element)
+                    if ours & element.links:
                         groups.append(on_element(facts, element, ours & element.links))
                         ours -= element.links
         groups += _grouped(facts, ours, alike)
@@ -160,7 +163,7 @@ def on_element(facts: Facts, element: Element, links: frozenset[Link]) -> Blame:
     """Return the blame of an element that several pairs share for these links, which cross it."""
     if not element.of_gpu:
         cause = element.cause(facts.run)
-        return replace(_together(facts, links, everything=False), reach=element.links, cause=cause)
+        return replace(together(facts, links, everything=False), reach=element.links, cause=cause)
     way = "of" if element.out and element.into else "from" if element.out else "to"
     place = f"all links {way} {tags(element.devices, facts.run.devices)}"
     return Blame(links, element.devices, place, element.devices[0], element.links)
@@ -181,7 +184,7 @@ def _grouped(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> It
             rest -= ours
     pairs = sorted({(min(link), max(link)) for link in rest})
     if len(pairs) > _MOST_SINGLE:
-        yield _together(facts, frozenset(rest), everything=False)
+        yield together(facts, frozenset(rest), everything=False)
         return
     for low, high in pairs:
         links = [link for link in ((low, high), (high, low)) if link in rest]
@@ -189,7 +192,8 @@ def _grouped(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> It
         yield Blame(frozenset(links), links[0], tags(links[0], facts.run.devices, between))
 
 
-def _together(facts: Facts, links: frozenset[Link], *, everything: bool) -> Blame:
+def together(facts: Facts, links: frozenset[Link], *, everything: bool) -> Blame:
+    """Return the blame of some links together; `everything`: there are no others that could have been slow."""
     pairs = {frozenset(link) for link in links}
     members = tuple(sorted({member for link in links for member in link}))
     labels = " and ".join(sorted({facts.label(link) for link in links}))
@@ -234,6 +238,7 @@ def verdict_on(
         "confirmed": all(reading.confirmed for reading in readings),
         "links": blame.links,
         "reach": blame.reach,
+        "works": frozenset(reading.work for reading in readings),
     }
     return Verdict(kind, blame.members, blame.place, text, cause, **(found | more))
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
-from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, first_link, nccl_or_link, verdict_on
+from collbench.judge.diagnose.blame import (
+    Blame,
+    UnhealthyDevices,
+    blames,
+    first_link,
+    nccl_or_link,
+    together,
+    verdict_on,
+)
 from collbench.judge.diagnose.limits import ExcludedLinks
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, indices, names
@@ -152,7 +160,10 @@ def _verdicts(
         if len(case.reading.members) == 2:
             for link in _links(case.reading):
                 pairs[link].append(case)
-    for blame in blames(facts, pairs, judged):
+    groups: Sequence[Blame] = blames(facts, pairs, judged)
+    if len(pairs) > 2 and by_setting(facts, min(pairs), paths_only=False) is not None:  # it is no single GPU's
+        groups = [together(facts, frozenset(pairs), everything=pairs.keys() == judged)]
+    for blame in groups:
         ours = [case for link in sorted(blame.links) if link[0] < link[1] for case in pairs[link]]
         yield _verdict(facts, kind, blame, ours, unhealthy)
     for case in cases:

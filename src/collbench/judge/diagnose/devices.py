@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, of_devices, verdict_on
+from collbench.judge.diagnose.collectives import by_setting
 from collbench.judge.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, names, on, slots
 from collbench.judge.physics import most_over_pcie
@@ -96,11 +97,15 @@ def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bo
 def _shares_nothing(facts: Facts, check: InterferenceCheck) -> bool:
     """Return whether a checked pair has its links to itself, by the labels: NVLinks in use, or one bridge with peers.
 
-    Of four GPUs there is one other pair; if each of the two pairs has its own NUMA node, they share nothing.
+    Of four GPUs there is one other pair; if each of the two pairs has its own NUMA node, they share nothing. Where a
+    variable sends NCCL through host memory, its pairs below one bridge share the uplink.
     """
     if is_nvlink(check.label):
         ceiling = facts.pcie_ceiling(check.members)
         return ceiling is None or check.isolated_gbs > ceiling  # else it runs over PCIe, which is another verdict's
+    a, b = check.members
+    if check.operation.is_collective and by_setting(facts, (a, b), paths_only=True) is not None:
+        return False
     others = [m for m in range(len(facts.run.devices)) if m not in check.members]
     nodes = [{facts.run.devices[member].numa_node for member in pair} for pair in (check.members, others)]
     apart = len(others) == 2 and nodes[0].isdisjoint(nodes[1]) and all(len(node) == 1 for node in nodes)

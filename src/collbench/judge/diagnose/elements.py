@@ -180,37 +180,44 @@ def _blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Eleme
         ((one, other) for one, other in np.argwhere(fits < best + _UNDECIDED) if one <= other), key=fits.item
     )
     alike = [[candidates[place] for place in dict.fromkeys(both)] for both in places]
-    if either := _either(alike):
-        return (either,)
     chosen = sorted({*places[0]}, key=lambda place: predicted[place].sum())
-    return tuple(candidates[place] for place in chosen)
+    return tuple(_undecided(alike)) or tuple(candidates[place] for place in chosen)
 
 
-def _either(alike: Sequence[Sequence[Element]]) -> Element | None:
-    """Return one element for explanations that fit equally well and blame other parts, None if there is but one.
+def _undecided(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:
+    """Yield what all explanations that fit equally well blame, and one element for what they do not agree on.
 
-    There is one, too, if a link's own lanes explain all as well as any: whatever shares them is then not to blame.
+    None if there is but one, or if a link's own lanes explain all as well as any: whatever shares them is then not to
+    blame.
     """
 
+    def part(element: Element) -> object:
+        return element.devices if element.of_gpu else (element.part, element.devices)
+
     def parts(elements: Sequence[Element]) -> frozenset[object]:
-        return frozenset(one.devices if one.of_gpu else (one.part, one.devices) for one in elements if one.shared)
+        return frozenset(map(part, elements))
 
     if not any(one.shared for one in alike[0]):
-        return None
-    # GPUs first: they are more than uplinks, and fail more often.
+        return
+    # Those without a link's own lanes first, then GPUs: they are more than uplinks, and fail more often.
     simple = sorted(
-        (elements for elements in alike if all(one.shared for one in elements)),
-        key=lambda elements: sum(not one.of_gpu for one in elements),
+        (elements for elements in alike if any(one.shared for one in elements)),
+        key=lambda elements: (sum(not one.shared for one in elements), sum(not one.of_gpu for one in elements)),
     )
-    first = simple[0] if simple else ()
+    first = simple[0]
     second = next((other for other in simple if parts(other) != parts(first)), None)
     if second is None:
-        return None
-    both = [*first, *second]
+        return
+    sure = frozenset[object].intersection(*map(parts, simple))
+    yield from (one for one in first if part(one) in sure)
+    either = tuple(
+        tuple(sorted((one for one in elements if part(one) not in sure), key=lambda one: one.devices))
+        for elements in (first, second)
+    )
+    both = [*either[0], *either[1]]
     devices = tuple(sorted({device for one in both for device in one.devices}))
     links = frozenset[Link]().union(*(one.links for one in both))
-    either = tuple(tuple(sorted(elements, key=lambda one: one.devices)) for elements in (first, second))
-    return Element(Part.EITHER, devices, links, either=either)
+    yield Element(Part.EITHER, devices, links, either=either)
 
 
 def _distinct(candidates: Iterable[Element], seen: Sequence[_Seen]) -> list[Element]:
@@ -236,6 +243,9 @@ def _predicted(element: Element, seen: Sequence[_Seen], *, collective: bool) -> 
     capacity = {
         kind: _capacity(ones, collective=collective) for kind, ones in crossing.items() if any(map(_slow, ones))
     }
+    if _PLAIN in capacity and _HOST in capacity:
+        carried = max(capacity[_PLAIN], capacity[_HOST]) - STAGED_GAP
+        capacity |= {kind: max(capacity[kind], carried) for kind in (_PLAIN, _HOST)}
     direct = min((capacity[kind] for kind in (_PLAIN, _HOST) if kind in capacity), default=math.inf)
     limits = {kind: capacity.get(kind, direct if kind != _STAGED else math.inf) for kind in range(3)}
     return [min(0.0, limits[one.kind] - one.typical) if element.crossed_by(one) else 0.0 for one in seen]

@@ -83,8 +83,8 @@ class Verdict:
     the links, "" if there is none. `confirmed` is False if only concurrent samples showed it, and no interference check
     says that those count. `failure` and `skipped` are the first ones that it rests on, if there are any.
     `links` are the directed links that it and what it explains are about; none if it is about devices. `reach` are
-    those that cross the element to blame, if several pairs share it. `explains` are kinds that would have been found
-    for the same links without this verdict.
+    those that cross the element to blame, if several pairs share it; `works` show it. `explains` are kinds that would
+    have been found for the same links without this verdict.
     """
 
     kind: Kind
@@ -100,6 +100,7 @@ class Verdict:
     skipped: Skipped | None = None
     links: frozenset[Link] = frozenset()
     reach: frozenset[Link] = frozenset()
+    works: frozenset[Work] = frozenset()
     explains: tuple[Kind, ...] = ()
 
     def __repr__(self) -> str:
@@ -212,8 +213,15 @@ def _covers(strong: Verdict, weak: Verdict) -> bool:
     and it is about the device with that cause, or about all that the other is about; or by kind, on all of its links,
     if no cause was seen for it.
     """
+    collective = any(work.operation.is_collective for work in weak.works)  # which is as slow as the slower direction
+    if weak.works and not collective and any(work.operation.is_collective for work in strong.works):
+        return False  # what slows NCCL slows no copies
+    with_host = any(work.variant.host_memory for work in weak.works)
+    if with_host and strong.kind is Kind.P2P_SLOWER_THAN_STAGED:
+        return False  # it says that copies with host memory are faster
     sure = weak.kind in _BY_SETTINGS and weak.cause.seen and not weak.cause.devices
-    if weak.kind in _SLOWED and not sure and weak.links and weak.links <= both_ways(strong.reach):
+    reach = both_ways(strong.reach) if collective else strong.reach
+    if weak.kind in _SLOWED and not sure and weak.links and weak.links <= reach:
         return True
     if _by_one_cause(strong, weak) and (_of_device(strong) or {*weak.members} <= {*strong.members}):
         return True
