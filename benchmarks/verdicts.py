@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
 """How often `check` and `pairs` are wrong on machines and noises that collbench's own simulator cannot make (sim).
 
-    python benchmarks/verdicts.py [--machines N] [--seed S] [--jobs J] [--part PART …] [--out FILE]
+    python benchmarks/verdicts.py [--machines N] [--seconds S] [--seed S] [--jobs J] [--part PART …] [--out FILE]
 
 The machines, their faults and their noise come from judging/machines.py and judging/measured.py, a model of its own;
-plan, stopping rule and judge are collbench's. FILE gets a line for each machine. 100 machines a cell take eight minutes
-on two cores.
+plan, stopping rule and judge are collbench's. FILE gets a line for each machine as soon as it is judged. All cells get
+their next machine in turn; 100 of each take an hour of one core.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import multiprocessing
 import os
 import sys
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -21,10 +25,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # deciding imports the tests' random machines
-from deciding.bench import map_in_order
 from judging import machines
 from judging.cells import Cell, Said, Tied, check, margin, tie
-from rows import save_rows
 
 HEALTHY = [
     *(Cell("none", "normal", sigma) for sigma in (0.002, 0.01, 0.02, 0.05)),
@@ -48,11 +50,22 @@ FAULTS = [
             "slow uplink",
             "slow root",
             "slow socket link",
+            "slow socket link one way",
             "all slow",
         )
         for noise, sigma in (("normal", 0.003), ("normal", 0.02), ("ceiling", 0.02), ("AR(1)", 0.01))
     ),
     Cell("slow slot", "normal", 0.003, idle=True),
+]
+TOGETHER = [
+    Cell(fault, noise, sigma)
+    for fault in machines.TOGETHER
+    for noise, sigma in (("normal", 0.003), ("normal", 0.02), ("ceiling", 0.02))
+]
+SEEN = [
+    Cell(fault, noise, sigma)
+    for fault in ("throttled", "throttled below PCIe", "busy", "NCCL_P2P_DISABLE", "peers refused", *machines.SEEN)
+    for noise, sigma in (("normal", 0.003), ("normal", 0.02))
 ]
 THIRDS = [Cell(fault, "normal", sigma) for fault in machines.THIRDS for sigma in (0.003, 0.02)]
 EQUAL = [
@@ -99,6 +112,8 @@ def ties(cell: Cell, said: Sequence[Tied]) -> str:
 PARTS: dict[str, tuple[Sequence[Cell], Callable[..., Any], Callable[..., str]]] = {
     "healthy": (HEALTHY, check, healthy),
     "faults": (FAULTS, check, faults),
+    "together": (TOGETHER, check, faults),
+    "seen": (SEEN, check, faults),
     "thirds": (THIRDS, check, faults),
     "equal": (EQUAL, check, faults),
     "sockets": (SOCKETS, check, faults),
@@ -106,26 +121,40 @@ PARTS: dict[str, tuple[Sequence[Cell], Callable[..., Any], Callable[..., str]]] 
 }
 
 
+def look(seed: int, of: tuple[str, Cell, int]) -> Any:
+    """Return what was said of one machine of a part's cell."""
+    part, cell, number = of
+    return PARTS[part][1](cell, seed, number)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--machines", type=int, default=100, metavar="N", help="machines of each cell")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, metavar="S", help="end after this time, with what there is"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--cell", default="", help="only cells with this text in their names")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a line of CSV for each machine")
+    parser.add_argument("--out", type=Path, default=os.devnull, metavar="FILE", help="a line of JSON for each machine")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    cells = [(part, cell) for part in options.part for cell in PARTS[part][0] if options.cell in str(cell)]
+    items = [(part, cell, number) for number in range(options.machines) for part, cell in cells]
+    said = defaultdict[tuple[str, Cell], list[Any]](list)
+    end = time.monotonic() + options.seconds
+    with multiprocessing.Pool(options.jobs) as pool, options.out.open("w", encoding="utf-8") as lines:
+        for (part, cell, _), one in zip(items, pool.imap(partial(look, options.seed), items), strict=True):
+            said[part, cell].append(one)
+            lines.write(f"{json.dumps({'part': part, **asdict(one)})}\n")
+            lines.flush()
+            if time.monotonic() > end:
+                break
     for part in options.part:
-        cells, look, line = PARTS[part]
-        print(f"{part} (sim), {options.machines} machines a cell, seed {options.seed}")
-        for cell in cells:
-            if options.cell in str(cell):
-                said = map_in_order(partial(look, cell, options.seed), range(options.machines), options.jobs, chunk=4)
-                print(f"  {line(cell, said)}", flush=True)
-                rows += [{"part": part, **asdict(one)} for one in said]
-    if options.out is not None:
-        save_rows(options.out, rows)
+        print(f"{part} (sim), up to {options.machines} machines a cell, seed {options.seed}")
+        for cell in PARTS[part][0]:
+            if (part, cell) in said:
+                print(f"  {PARTS[part][2](cell, said[part, cell])}")
 
 
 if __name__ == "__main__":

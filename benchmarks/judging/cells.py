@@ -126,6 +126,10 @@ def _some_pair(made: Made, rng: np.random.Generator) -> frozenset[int]:
 
 def _names(verdict: Verdict, truth: Truth, made: Made) -> bool:
     """Return whether a verdict names the place of a fault: its GPU, or links that are all slow by it."""
+    if truth.seen:
+        refused = truth.seen == "peers_refused" and verdict.kind is Kind.P2P_CAP_MISMATCH
+        at = truth.gpu in (None, *verdict.cause.devices, *verdict.members)
+        return refused or (verdict.cause.name == truth.seen and at)
     if verdict.cause.either:
         return any(_is_at(part, truth) for parts in verdict.cause.either for part in parts)
     gpu = verdict.members[0] if len(verdict.members) == 1 else None
@@ -150,7 +154,8 @@ def _is_at(part: Cause, truth: Truth) -> bool:
 
 
 def _named(found: Sequence[Verdict], truth: Truth, made: Made) -> bool:
-    return any(_names(verdict, truth, made) for verdict in found) or (not found and truth.may_be_silent)
+    silent = truth.may_be_silent and (not found or bool(truth.seen))
+    return silent or any(_names(verdict, truth, made) for verdict in found)
 
 
 def _says_several(found: Sequence[Verdict], truths: Sequence[Truth]) -> bool:

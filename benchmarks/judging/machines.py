@@ -34,6 +34,8 @@ class Made:
 
     `routes[None, g]` and `routes[g, None]` are those from and to host memory. `shared` are elements that several pairs
     cross. `nccl` is the share of the slowest link that NCCL reaches. `links` counts NVLinks from one GPU to another.
+    `environment` are NCCL's variables. Another job computes on the `busy` GPUs, and the driver says that it throttles
+    the `throttled` ones.
     """
 
     family: str
@@ -45,6 +47,9 @@ class Made:
     shared: tuple[str, ...] = ()
     truth: tuple[Truth, ...] = field(default=())
     links: Mapping[Pair, int] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    busy: frozenset[int] = frozenset()
+    throttled: frozenset[int] = frozenset()
 
     @property
     def count(self) -> int:
@@ -69,12 +74,17 @@ class Made:
 
 @dataclass(frozen=True)
 class Truth:
-    """A fault: what is slow. `gpu` where one GPU, slot or port is to blame, else the directed links that are slow."""
+    """A fault: what is slow. `gpu` where one GPU, slot or port is to blame, else the directed links that are slow.
+
+    `seen` is the name of the cause that the tools show.
+    """
 
     kind: str
     gpu: int | None
     links: frozenset[Pair]
     may_be_silent: bool = False  # it lies near a threshold: to name nothing is right, too
+    gpus: frozenset[int] = frozenset()  # at what is slow, or below it
+    seen: str = ""
 
 
 def make(family: str, rng: np.random.Generator) -> Made:
@@ -271,7 +281,7 @@ def slow_slot(made: Made, rng: np.random.Generator) -> Made | None:
     else:
         return None
     links = frozenset(link for link in permutations(range(made.count), 2) if gpu in link)
-    return made.slowed(dict.fromkeys(elements, 0.5), Truth("slow slot", gpu, links))
+    return made.slowed(dict.fromkeys(elements, 0.5), Truth("slow slot", gpu, links, gpus=frozenset((gpu,))))
 
 
 def two_slots(made: Made, rng: np.random.Generator) -> Made | None:
@@ -293,7 +303,8 @@ def slow_pair(made: Made, rng: np.random.Generator, factor: float = 0.8) -> Made
         return None
     a, b = pairs[int(rng.integers(len(pairs)))]
     elements = (f"NVLinks {a} to {b}", f"NVLinks {b} to {a}")
-    return made.slowed(dict.fromkeys(elements, factor), Truth("slow pair", None, frozenset(((a, b), (b, a)))))
+    truth = Truth("slow pair", None, frozenset(((a, b), (b, a))), gpus=frozenset((a, b)))
+    return made.slowed(dict.fromkeys(elements, factor), truth)
 
 
 def slow_switch(made: Made, rng: np.random.Generator) -> Made | None:
@@ -304,7 +315,8 @@ def slow_switch(made: Made, rng: np.random.Generator) -> Made | None:
     number = switches[int(rng.integers(len(switches)))].split()[1]
     elements = (f"switch {number} up", f"switch {number} down")
     links = frozenset(link for link in permutations(range(made.count), 2) if set(elements) & set(made.routes[link]))
-    return made.slowed(dict.fromkeys(elements, 0.5), Truth("slow uplink", None, links))
+    below = frozenset(gpu for gpu in range(made.count) if elements[0] in made.routes[gpu, None])
+    return made.slowed(dict.fromkeys(elements, 0.5), Truth("slow uplink", None, links, gpus=below))
 
 
 def slow_direction(made: Made, rng: np.random.Generator) -> Made | None:
@@ -314,7 +326,7 @@ def slow_direction(made: Made, rng: np.random.Generator) -> Made | None:
         return None
     part = "port" if made.family == "nvswitch" else "slot"
     links = frozenset(link for link in permutations(range(made.count), 2) if link[way == "in"] == gpu)
-    return made.slowed({f"{part} {gpu} {way}": 0.5}, Truth("slow direction", gpu, links))
+    return made.slowed({f"{part} {gpu} {way}": 0.5}, Truth("slow direction", gpu, links, gpus=frozenset((gpu,))))
 
 
 def slow_sockets(made: Made, _rng: np.random.Generator, *, of_slot: bool = True) -> Made | None:
@@ -325,6 +337,17 @@ def slow_sockets(made: Made, _rng: np.random.Generator, *, of_slot: bool = True)
         return None
     share = 0.25 * made.capacity["slot 0 in"] / made.capacity[elements[0]] if of_slot else 0.25
     return made.slowed(dict.fromkeys(elements, share), Truth("slow socket link", None, links))
+
+
+def socket_one_way(made: Made, rng: np.random.Generator) -> Made | None:
+    """The link between the two sockets runs at a quarter of a slot's rate in one direction."""
+    src = int(rng.integers(2))
+    element = f"socket {src} to {1 - src}"
+    links = frozenset(link for link in permutations(range(made.count), 2) if element in made.routes[link])
+    if not links:
+        return None
+    share = 0.25 * made.capacity["slot 0 in"] / made.capacity[element]
+    return made.slowed({element: share}, Truth("slow socket link one way", None, links))
 
 
 def all_slow(made: Made, rng: np.random.Generator, share: float | None = None) -> Made | None:
@@ -355,6 +378,68 @@ def two_faults(made: Made, rng: np.random.Generator) -> Made | None:
     if two is None or two.truth[1].gpu == two.truth[0].gpu:
         return None
     return two
+
+
+# What the tools show beside the rates.
+
+
+def throttled(made: Made, rng: np.random.Generator, least: float = 0.04, most: float = 0.7) -> Made | None:
+    """A GPU's clocks are held down, and the driver says so: its NVLinks, or without these its slot, are slower."""
+    gpu, share = int(rng.integers(made.count)), float(np.exp(rng.uniform(np.log(least), np.log(most))))
+    if made.count < 4:
+        return None
+    over_nvlink = [name for name in made.capacity if name.startswith("NVLinks") and str(gpu) in name.split()]
+    elements = over_nvlink or [f"slot {gpu} in", f"slot {gpu} out"]
+    links = frozenset(link for link in permutations(range(made.count), 2) if gpu in link)
+    truth = Truth("throttled", gpu, links, gpus=frozenset((gpu,)), seen="throttled")
+    return replace(made.slowed(dict.fromkeys(elements, share), truth), throttled=frozenset((gpu,)))
+
+
+def busy(made: Made, rng: np.random.Generator) -> Made | None:
+    """Another job computes on a GPU, and takes half of what its links carry."""
+    gpu = int(rng.integers(made.count))
+    elements = [name for name in made.capacity if name.split()[0] in ("NVLinks", "slot") and str(gpu) in name.split()]
+    links = frozenset(link for link in permutations(range(made.count), 2) if gpu in link)
+    truth = Truth("busy", gpu, links, gpus=frozenset((gpu,)), seen="other_jobs")
+    return replace(made.slowed(dict.fromkeys(elements, 0.5), truth), busy=frozenset((gpu,)))
+
+
+def no_p2p(made: Made, _rng: np.random.Generator) -> Made:
+    """NCCL_P2P_DISABLE=1 is set: its rings go through host memory. Without NVLinks that may cost nothing."""
+    links = frozenset(permutations(range(made.count), 2))
+    truth = Truth("variable", None, links, may_be_silent=made.family == "pcie", seen="NCCL_P2P_DISABLE")
+    return replace(made, environment={"NCCL_P2P_DISABLE": "1"}, truth=(*made.truth, truth))
+
+
+def refused(made: Made, _rng: np.random.Generator) -> Made | None:
+    """CUDA refuses peer access between all GPUs that NVLinks join: these carry nothing."""
+    if not made.links and made.family != "nvswitch":
+        return None
+    joined = {path.devices for path in made.paths if path.nvlinks}
+    paths = tuple(replace(path, cuda_peers=path.devices not in joined) for path in made.paths)
+    routes: dict[tuple[int | None, int | None], Route] = {
+        (a, b): (*made.routes[a, None], *made.routes[None, b]) if tuple(sorted((a, b))) in joined else made.routes[a, b]
+        for a, b in permutations(range(made.count), 2)
+    }
+    links = frozenset(link for a, b in joined for link in ((a, b), (b, a)))
+    truth = Truth("refused", None, links, seen="peers_refused")
+    return replace(made, paths=paths, routes={**made.routes, **routes}, truth=(*made.truth, truth))
+
+
+_TRIES = 50
+
+
+def both(faults: tuple[str, str], made: Made, rng: np.random.Generator) -> Made | None:
+    """Two faults at once, without a common GPU, which would hide one of them, and with a GPU that is well."""
+    for _ in range(_TRIES):
+        one = FAULTS[faults[0]](made, rng)
+        two = FAULTS[faults[1]](one, rng) if one is not None else None
+        if two is None:
+            return None
+        first, second = (truth.gpus for truth in two.truth)
+        if not first & second and len(first | second) < made.count:
+            return two
+    return None
 
 
 def slow_root(made: Made, _rng: np.random.Generator) -> Made | None:
@@ -412,7 +497,48 @@ FAULTS: dict[str, Callable[[Made, np.random.Generator], Made | None]] = {
     "socket link at a quarter": partial(slow_sockets, of_slot=False),
     "all slow": all_slow,
     "two faults": two_faults,
+    "throttled": throttled,
+    "throttled below PCIe": partial(throttled, least=0.02, most=0.1),
+    "busy": busy,
+    "NCCL_P2P_DISABLE": no_p2p,
+    "peers refused": refused,
+    "slow socket link one way": socket_one_way,
     "other product": other_product,
     **dict.fromkeys(THIRDS, slow_for_a_third),
     **{name: partial(all_slow, share=share) for name, share in EQUALLY_SLOW.items()},
 }
+# Faults that may come together. A slow root complex leaves no slow socket link or uplink to be seen.
+_TOGETHER = (
+    ("slow slot", "slow direction"),
+    ("slow slot", "slow uplink"),
+    ("slow slot", "slow root"),
+    ("slow slot", "slow socket link"),
+    ("slow slot", "slow socket link one way"),
+    ("slow slot", "slow pair"),
+    ("slow direction", "slow direction"),
+    ("slow direction", "slow uplink"),
+    ("slow direction", "slow root"),
+    ("slow direction", "slow socket link"),
+    ("slow direction", "slow socket link one way"),
+    ("slow direction", "slow pair"),
+    ("slow uplink", "slow uplink"),
+    ("slow uplink", "slow socket link"),
+    ("slow uplink", "slow socket link one way"),
+    ("slow pair", "slow pair"),
+    ("slow pair", "slow socket link"),
+    ("slow pair", "slow socket link one way"),
+)
+SEEN = {
+    f"{one} and {other}": (one, other)
+    for one, other in (
+        ("NCCL_P2P_DISABLE", "busy"),
+        ("NCCL_P2P_DISABLE", "throttled"),
+        ("NCCL_P2P_DISABLE", "slow slot"),
+        ("NCCL_P2P_DISABLE", "slow direction"),
+        ("NCCL_P2P_DISABLE", "slow pair"),
+        ("peers refused", "busy"),
+        ("throttled", "slow pair"),
+    )
+}
+TOGETHER = {f"{one} and {other}": (one, other) for one, other in _TOGETHER}
+FAULTS |= {name: partial(both, faults) for name, faults in (TOGETHER | SEEN).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,6 +22,7 @@ from .machines import Made
 
 _LAUNCH_S, _COLLECTIVE_S, _STEP_S = 3e-6, 9e-6, 6e-4
 _FASTEST = 0.985  # of the limit of a path
+_THROTTLED = "hardware thermal slowdown"
 _BATCH = 0.001  # standard deviation of a batch within a trial
 # Engines and sides differ a little, as they do on real links.
 _SHARES = {
@@ -156,7 +157,9 @@ class MadeBackend(Backend):
     def _transfers(self, step: Step, members: tuple[int, ...]) -> list[tuple[int | None, int | None]]:
         if step.work.operation.is_collective:
             ring = [*zip(members, (*members[1:], members[0]), strict=True)]
-            return list(ring) if len(members) > 2 else [(members[0], members[1]), (members[1], members[0])]
+            if "NCCL_P2P_DISABLE" in self._made.environment:
+                return [end for a, b in ring for end in ((a, None), (None, b))]
+            return list(ring)
         if step.work.variant is Variant.STAGED:
             return [(members[0], None), (None, members[1])]
         if step.work.variant.host_memory:
@@ -197,13 +200,13 @@ def measure(
 ) -> Run:
     """Return the run that collbench makes of a machine."""
     backend = make_backend(made, situation)
-    states = tuple(_state(gpu, situation) for gpu in range(made.count))
+    states = tuple(_state(gpu, made, situation) for gpu in range(made.count))
     opened = Opened(
         machine=Machine("judge", "Linux", "", fabric=f"made {made.family}"),
         paths=made.paths,
         health=lambda: states,
-        flags=_flags(situation),
-        environment={},
+        flags=_flags(made, situation),
+        environment=dict(made.environment),
         clock=backend.clock,
         backend=backend,
     )
@@ -218,23 +221,31 @@ def measure(
     return run
 
 
-def _state(gpu: int, situation: Situation) -> Health:
-    held = situation.idle == gpu
+def _state(gpu: int, made: Made, situation: Situation) -> Health:
+    busy = gpu in made.busy
+    held = situation.idle == gpu or busy
     return Health(
         temperature=45,
-        utilization=0,
+        utilization=90 if busy else 0,
         nvlink_errors=0,
         nvlink_replays=0,
         ecc_errors=0,
+        throttle=(_THROTTLED,) if gpu in made.throttled else (),
         processes=int(held),
         memory_used=2 * 2**30 if held else 0,
         others_memory=2 * 2**30 if held else 0,
     )
 
 
-def _flags(situation: Situation) -> Callable[[Iterable[int]], tuple[Flag, ...]]:
+def _flags(made: Made, situation: Situation) -> Callable[[Iterable[int]], tuple[Flag, ...]]:
+    held = made.busy | {situation.idle}
+
     def flags(members: Iterable[int]) -> tuple[Flag, ...]:
-        held: Sequence[int] = [gpu for gpu in members if gpu == situation.idle]
-        return tuple(Flag(FlagKind.SHARED, (gpu,), 1) for gpu in held)
+        members = tuple(members)
+        shared = [Flag(FlagKind.SHARED, (gpu,), 1) for gpu in members if gpu in held]
+        return (
+            *shared,
+            *(Flag(FlagKind.THROTTLED, (gpu,), reason=_THROTTLED) for gpu in members if gpu in made.throttled),
+        )
 
     return flags
