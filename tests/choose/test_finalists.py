@@ -208,3 +208,16 @@ def test_what_nccls_ring_crosses_in_some_sets_it_may_avoid_in_others_that_look_a
 )
 def test_no_set_is_measured_for_the_order_of_its_ring_if(title: str, given: dict[str, Any]) -> None:
     assert left_out(**given) == []
+
+
+@pytest.mark.parametrize(("slow", "expected"), [(10.0, [(0, 1, 3)]), (39.0, [])])
+def test_a_set_with_fewer_rings_than_links_allow_says_nothing_about_one_with_a_slow_link(
+    slow: float, expected: list[Members]
+) -> None:
+    """Two of three rings fit on the first set, all that were promised on the second; the third may avoid its link."""
+    sets, alike = list(combinations(range(6), 3)), np.ones(20)
+    ends = {(0, 1, 2): (40.0, 60.0), (3, 4, 5): (40.0, 40.0), (0, 1, 3): (20.0, 58.0)}
+    lo, hi = (np.array([ends.get(some, (10.0, 10.0))[end] for some in sets]) for end in (0, 1))
+    field = Candidates(all_sets(6, 3), lo, hi, 0 * alike, lo, 0 * alike, heuristic=False)
+    found = further(machine(slow={(0, 3): slow}), field, {(0, 1, 2): 39.5, (3, 4, 5): 39.0}, 0.02, 1.0)
+    assert [some.members for some in found] == expected

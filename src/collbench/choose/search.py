@@ -284,12 +284,12 @@ def further(
 
     What was measured corrects the bounds of sets of its kind. Over PCIe the best finalist shows what NCCL keeps of a
     crowded hop, though not in sets with fewer members on a host bridge or a NUMA node than it has, or without a pair as
-    slow as its slowest. If a pair is slow for its label, it shows nothing as long as there are few sets: NCCL orders a
-    ring by labels, so the ring avoids what slows that pair on some sets and not on others that look alike. Elsewhere
-    one whose band is narrow shows how k GPUs compare with a pair, unless it falls far short. Without such a one, k GPUs
-    may reach `share` of the bound: a finalist with a slow link says nothing about sets without it. What trees over
-    NVLinks reach, those finalists show on which they can run. Of equal sets those go first that share the fewest
-    devices with what was measured.
+    slow as its slowest. Elsewhere one whose band is narrow shows how k GPUs compare with a pair, unless it falls far
+    short. Without such a one, k GPUs may reach `share` of the bound: a finalist with a slow link says nothing about
+    sets without it. If a pair is slow for its label, only narrow bands show that, and over PCIe, where there are few
+    sets, nothing: NCCL orders rings by labels, so they avoid what slows that pair on some sets and not on others that
+    look alike. What trees over NVLinks reach, those finalists show on which they can run. Of equal sets those go first
+    that share the fewest devices with what was measured.
     """
     index_of = {tuple(some): index for index, some in enumerate(candidates.sets.tolist())}
     known = [index_of[some] for some in measured if some in index_of]
@@ -297,16 +297,18 @@ def further(
     ratios = reached / np.maximum(candidates.hi[known], 1e-9)
     narrow = candidates.lo[known] >= candidates.hi[known] * (1 - delta)
     host, bounds = candidates.hops > 0, candidates.hi.copy()
-    by_order = wired.slow.any() and len(candidates.sets) <= _MOST_TRIED
-    shown = np.where(host[known], not by_order, narrow & (ratios >= _FAR_SHORT * share))
+    alike, many = not wired.slow.any(), len(candidates.sets) > _MOST_TRIED
+    shown = np.where(host[known], alike or many, narrow & (ratios >= _FAR_SHORT * share))
     trees = candidates.tree[known] > 0
     ringed = ~trees | (ratios <= 1 + delta)  # else a tree ran, which says nothing about rings
     burdens = _burdens(wired, candidates, delta) * host[:, None]
     for burden in np.unique(burdens, axis=0):
         kind = (burdens == burden).all(axis=1)
         telling = ringed & (host[known] == burden.any()) & (burdens[known] <= burden + _ROUNDED).all(axis=1)
-        best = ratios[telling][np.argmax(reached[telling])] if telling.any() else 0.0
-        bounds[kind] *= best if (telling & shown).any() else max(best, share)
+        sure = telling & shown
+        best_of = telling if alike or not sure.any() else sure
+        best = ratios[best_of][np.argmax(reached[best_of])] if best_of.any() else 0.0
+        bounds[kind] *= best if sure.any() else max(best, share)
     of_trees = float((reached[trees] / candidates.tree[known][trees]).max()) if trees.any() else 1.0
     bounds = np.maximum(bounds, of_trees * candidates.tree)
     bounds[known] = 0.0
