@@ -39,3 +39,35 @@ def test_a_command_loads_few_modules(command: list[str], most: int, without: set
     assert "collbench.cli.program" in ours
     assert len(ours) <= most, ours
     assert not without & set(loaded)
+
+
+_WHEN = """
+import sys
+from collbench.cli import main
+from collbench.measurement import session
+from collbench.measurement.backends.protocol import Backend
+seen = []
+def noting(function):
+    def called(*arguments, **keywords):
+        seen.append(set(sys.modules))
+        return function(*arguments, **keywords)
+    return called
+session.open_backend = noting(session.open_backend)
+Backend.ready = noting(Backend.ready)
+sys.argv = ["collbench", "pairs", "--backend", "sim", "--fabric", "dgx-1v", "--output", sys.argv[1]]
+status = main()
+sys.stdout.flush()
+opening, ready = seen
+print("numpy" in opening, *sorted(set(sys.modules) - ready), sep="\\n", file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def test_modules_are_loaded_while_gpus_open_and_nccl_starts_neither_before_nor_after(tmp_path: Path) -> None:
+    environment = {"HOME": str(tmp_path), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    command = [sys.executable, "-c", _WHEN, str(tmp_path / "run.json")]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 0, ended.stderr
+    numpy_before, *late = ended.stderr.splitlines()
+    assert numpy_before == "False"
+    assert not {name.partition(".")[0] for name in late} & {"collbench", "numpy", "rich"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -126,8 +127,12 @@ class RequestSession(OpenSession):
         ranks: Callable[[Request, Notices], AbstractContextManager[Ranks]] | None = None,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
-        begun = None if ranks else factory.begin(request.backend, meanwhile)
-        from collbench.measurement.session import Session  # late: numpy, while the driver starts
+        def load() -> None:  # numpy and more, which takes as long as the GPUs to open
+            import_module("collbench.measurement.sweep")
+            meanwhile()
+
+        begun = None if ranks else factory.begin(request.backend, load)
+        from collbench.measurement.session import Session  # late: while the driver starts
 
         self._notices, self._title = notices, title
         with ExitStack() as stack:

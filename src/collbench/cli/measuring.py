@@ -25,7 +25,7 @@ from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
 from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, Interrupted
 from collbench.model.printable import one_line
-from collbench.model.run import CommandKind
+from collbench.model.run import CommandKind, Run
 from collbench.model.units import amount, parse_budget, parse_precision, verb
 from collbench.runfile import run_file, saved_runs
 
@@ -114,6 +114,15 @@ class RunPrinter:
         """Return how the options print a run."""
         return cls(_RUN if is_json() else layout, file)
 
+    def load(self, run: Run) -> None:
+        """Load what `show` needs for this run, which has been begun."""
+        if self.layout == TABLE:
+            from collbench.report.text.run_page import load
+
+            for of_terminal in ("rich.console", "collbench.report.terminal"):
+                import_module(of_terminal)
+            load(run)
+
     def show(self, diagnosis: Diagnosis) -> None:
         """Print the run. Raises UsageError if the layout does not suit it."""
         # All late: numpy need not be there before something was measured.
@@ -198,6 +207,7 @@ def _measured_in(
         from collbench.judge.diagnose import Diagnosis  # this and the page while the workers are idle for the last time
 
         import_module(page)
+        printer.load(session.run)
         try:
             session.measure()
         except DataCorruption:

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from collbench.measurement.backends.factory import Begun, open_backend
 from collbench.measurement.backends.protocol import OpenDevices, Opened, OpenWorkers
 from collbench.measurement.plan import Plan, Request, check_registrations, device_words, make_plan, settings_of
-from collbench.measurement.sweep import Watcher, sweep, wrong_data
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, FailureKind
 from collbench.model.run import CommandKind, Device, Run, Settings, Skipped, device_sets
@@ -84,17 +82,17 @@ class Session:
 
     def measure(self, progress: Callable[[int, int], None]) -> None:
         """Sweep the plan. Results are saved however this ends. Raises BackendError, DataCorruption."""
+        from collbench.measurement.sweep import Watcher, sweep, wrong_data  # late: numpy, while the GPUs are opened
+
         backend, corrupt = self._opened.backend, False
         rule = self._request.stopping_rule()
+        if confirms := self._confirms():
+            from collbench.measurement.confirm import confirm  # late: it judges; now, while NCCL starts
         try:
             watcher = Watcher(progress, self.writer.keep, self._opened.flags, self._opened.clock)
             order = random.Random(self._request.seed)  # noqa: S311  # no secret
             sweep(backend, self._plan, self.run, rule, order, watcher)
-            if self._request.kind is CommandKind.CHECK or (
-                self._request.kind is CommandKind.PAIRS and not capabilities(self._request.backend).cores
-            ):
-                from collbench.measurement.confirm import confirm  # late: it judges, which other commands need not
-
+            if confirms:
                 confirm(backend, self._plan, self.run, rule, watcher, self._warn)
         except DataCorruption as error:
             self.run.skipped.append(wrong_data(error))  # readers of the file must know
@@ -109,6 +107,13 @@ class Session:
                 backend.close()  # what it holds is released while the run is saved and shown
                 self.writer.end()
         _check_success(self.run)
+
+    def _confirms(self) -> bool:
+        """Return whether what the run accuses is measured again."""
+        kind = self._request.kind
+        return kind is CommandKind.CHECK or (
+            kind is CommandKind.PAIRS and not capabilities(self._request.backend).cores
+        )
 
 
 def _check_success(run: Run) -> None:
@@ -183,6 +188,8 @@ class WorkersRequest(ABC):
 
 def new_run(backend: str, devices: tuple[Device, ...], opened: OpenDevices, settings: Settings) -> Run:
     """Return a run that starts now on these devices, without measurements."""
+    from importlib.metadata import version  # late: 15 ms, while the GPUs are opened
+
     return Run(
         backend=backend,
         version=version("collbench"),
