@@ -55,7 +55,7 @@ def test_a_fault_costs_its_point_and_is_on_the_page(
     done = _measure(fakes, **settings, once=tmp_path / "once")
 
     assert done.code == status
-    assert done.stdout.startswith("FAILED: GPU0-GPU1: 1 data point, ")
+    assert done.stdout.startswith("FAILED: GPU1→GPU0: 1 data point, ")
     assert one_line(done.stderr) == done.stdout.splitlines()[0]
     (failed,) = _failed(tmp_path)
     assert failed["point"]["operation"] in ("ce-write", "ce-read")

@@ -102,7 +102,7 @@ def failed() -> Run:
     [
         (run_of(gpus(4), []), ""),
         (run_of(gpus(1), []), ""),
-        (failed(), "GPU1-GPU2"),
+        (failed(), "GPU1→GPU2"),
         (pair_run(2, lambda *_: 300.0), ""),
         (run_of(gpus(3), [measured(Operation.ALLREDUCE, (0, 1, 2), 50.0)]), ""),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -142,13 +142,15 @@ def _kind_of(failure: Failure) -> TroubleKind:
 class Trouble:
     """What is wrong on a set of devices (positions, ascending; () if unknown), with the number of data points.
 
-    `figure` is the highest rate in GB/s of an impossible one, None otherwise.
+    `figure` is the highest rate in GB/s of an impossible one, None otherwise. `link` has the source and the destination
+    if all copies among the data points went one way, () otherwise.
     """
 
     kind: TroubleKind
     devices: tuple[int, ...]
     count: int
     figure: float | None = None
+    link: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ def corruptions(run: Run) -> Iterator[tuple[Work | None, Members, Skipped | Meas
     """Yield what showed wrong data, with its work and members: work left out because of it, then data points."""
     for left in run.skipped:
         if left.kind is SkipKind.WRONG_DATA:
-            yield left.work, left.members, left
+            yield left.wrong.work if left.wrong else left.work, left.members, left
     for measurement in run.measurements:
         if measurement.wrong:
             yield measurement.point.work, measurement.point.members, measurement
@@ -212,27 +214,39 @@ def corruptions(run: Run) -> Iterator[tuple[Work | None, Members, Skipped | Meas
 def outcome(run: Run) -> Outcome:
     """Return what is wrong with the run's data points."""
     counts: Counter[tuple[TroubleKind, Members]] = Counter()
-    for work, members, _ in corruptions(run):
-        counts[TroubleKind.WRONG_DATA, work.place(members) if work else tuple(sorted(members))] += 1
-    for left in run.skipped:
-        if left.kind is SkipKind.PEERS_REFUSED and left.work:
-            counts[TroubleKind.REFUSED, left.work.place(left.members)] += len(left.sizes)
-    for measurement in run.measurements:
-        if measurement.failure is not None and not measurement.wrong:
-            counts[_kind_of(measurement.failure), measurement.point.work.place(measurement.point.members)] += 1
-    for result in run.results:
-        place = tuple(sorted(result.members))
-        if result.wrong_data:
-            counts[TroubleKind.WRONG_DATA, place] += 1
-        elif result.failure is not None:
-            counts[_kind_of(result.failure), place] += 1
-    troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
+    links: defaultdict[tuple[TroubleKind, Members], set[Members]] = defaultdict(set)
+    for kind, work, members, count in _wrong_or_failed(run):
+        what = kind, work.place(members) if work else tuple(sorted(members))
+        counts[what] += count
+        if work and work.operation.is_copy and work.variant.endpoints is Endpoints.LINK:
+            links[what].add(members)
+    troubles = [
+        Trouble(*what, count, link=next(iter(links[what])) if len(links[what]) == 1 else ())
+        for what, count in counts.items()
+    ]
     kinds = list(TroubleKind)
     troubles = sorted(
         [*troubles, *_impossible(run)],
         key=lambda one: (kinds.index(one.kind), len(one.devices), -one.count, one.devices),
     )
     return Outcome(tuple(troubles))
+
+
+def _wrong_or_failed(run: Run) -> Iterator[tuple[TroubleKind, Work | None, Members, int]]:
+    """Yield the data points that went wrong: how, their work, their members and how many."""
+    for work, members, _ in corruptions(run):
+        yield TroubleKind.WRONG_DATA, work, members, 1
+    for left in run.skipped:
+        if left.kind is SkipKind.PEERS_REFUSED and left.work:
+            yield TroubleKind.REFUSED, left.work, left.members, len(left.sizes)
+    for measurement in run.measurements:
+        if measurement.failure is not None and not measurement.wrong:
+            yield _kind_of(measurement.failure), measurement.point.work, measurement.point.members, 1
+    for result in run.results:
+        if result.wrong_data:
+            yield TroubleKind.WRONG_DATA, None, result.members, 1
+        elif result.failure is not None:
+            yield _kind_of(result.failure), None, result.members, 1
 
 
 def _impossible(run: Run) -> Iterator[Trouble]:

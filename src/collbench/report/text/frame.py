@@ -384,7 +384,7 @@ ALARM = "bold red"
 
 
 def headline(run: Run) -> str:
-    """Return what failed and where, the worst first: "FAILED: GPU2-GPU3: 140 data points, hang"; "" if nothing did."""
+    """Return what failed and where, the worst first: "FAILED: GPU2→GPU3: 140 data points, hang"; "" if nothing did."""
     troubles = outcome(run).troubles
     if not troubles:
         return ""
@@ -400,7 +400,7 @@ def worst_troubles(run: Run) -> str:
         return f"{lost}{sim(run, ' (sim)')}"
     clauses = []
     for trouble in troubles:
-        where = device_sets([trouble.devices], run.devices)
+        where = tags(trouble.link, run.devices, "→") or device_sets([trouble.devices], run.devices)
         how = f"{trouble.figure:.0f} GB/s" if trouble.figure is not None else trouble.kind.value
         clauses.append(f"{where}: {amount(trouble.count, 'data point')}, {how}")
     return f"{'; '.join(capped(clauses, _MOST_SETS, 'and {} more'))}{sim(run, ' (sim)')}"
