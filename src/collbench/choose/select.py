@@ -54,63 +54,76 @@ def choose(run: Run, k: int, *, exclude: Collection[int] = (), allow_busy: bool 
     pairs because measuring failed.
     """
     run = ordinary(run)
-    out = left_out(run, exclude, allow_busy=allow_busy)
-    choice = _chosen(run, k, out)
-    if not choice.failed:
-        return choice
-    # A slow device is better than one on which work never ends.
-    fewer = left_out(run, exclude, allow_busy=allow_busy, allow_throttled=True)
-    other = _chosen(run, k, fewer)
-    if other.failed:
-        return choice
-    return replace(other, forgiven=tuple(one for one in out if one.member in other.members))
-
-
-def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
-    """Return the choice without some devices, with the failures within it and which of its finalists have none."""
-    fit, ended = remaining(run.devices, k, out), outcome(run)
-    ranking = evidence(run, fit)
-    if ranking is None and 1 < k < len(fit):
-        if ended.troubles:
-            kinds = ", ".join(dict.fromkeys(trouble.kind for trouble in ended.troubles))
-            raise NotTrusted(
-                f"the run has no pair to choose by, because measuring failed ({kinds}): 'collbench show' says where",
-                ended.status,
-            )
-        raise UsageError("the run has no pair: measure with 'collbench pairs' first")
-    without = without_clause(run.devices, out)
-    problem = None if ranking is None else from_run(run, fit, ranking, without)
-    only = k == len(fit) and len(run.devices) > 1
-    if (
-        problem is None and k == 1 and not only
-    ):  # what tells devices apart without pairs: their places, and what failed on them
-        problem = from_labels(run.devices, run.paths, fit, without)
-        alone = tuple((place,) for place, position in enumerate(problem.order) if ended.within((position,)))
-        problem = replace(problem, failed=alone)
-    if problem is None or only:
-        band = predict(problem.wired) if problem else None
-        candidates = (Candidate(tuple(fit), band, default=True),) if band else ()
-        of = len(run.devices)
-        reason = f"{every(k)} devices" if k == of else f"the {k} of {of} devices that {verb(k, 'is', 'are')} left"
-        choice = Choice(tuple(fit), reason, band, candidates)
-    else:
-        choice = decided(problem, k, without)
-        if ranking is not None and ranking.trials < FEWEST_TRIALS:
-            few = f"some sets have {ranking.trials} of the {FEWEST_TRIALS} trials needed to estimate noise"
-            choice = replace(choice, reason=f"{choice.reason}; uncertain: {few}")
-    finalists_left = tuple(replace(some, sound=not ended.within(some.members)) for some in choice.finalists)
-    failed = ended.within(choice.members)
-    beaten = tuple(filter(ended.impossible, failed))
-    return replace(choice, left_out=out, failed=failed, impossible=beaten, finalists=finalists_left)
+    return _best(_Pool(run, left_out(run, exclude, allow_busy=allow_busy)), k, exclude, allow_busy=allow_busy)
 
 
 def choose_each(run: Run) -> Iterator[Choice]:
     """Yield the choices of 2, 4, 8, … devices, as long as there are enough with measured pairs."""
-    k, left = 2, len(run.devices) - len(left_out(run))
+    run = ordinary(run)
+    k, pool = 2, _Pool(run, left_out(run))
     with suppress(UsageError):
-        while k <= left:
-            yield choose(run, k)
+        while k <= len(run.devices) - len(pool.out):
+            yield _best(pool, k)
             k *= 2
+
+
+class _Pool:
+    """The devices of a run that are not left out, and what their pairs show, which is the same for any number of them.
+
+    `problem` is None without pairs.
+    """
+
+    def __init__(self, run: Run, out: tuple[LeftOut, ...]) -> None:
+        self.run, self.out = run, out
+        gone = {one.member for one in out}
+        fit = [position for position in range(len(run.devices)) if position not in gone]
+        self.without = without_clause(run.devices, out)
+        self.ended, self.ranking = outcome(run), evidence(run, fit)
+        self.problem = None if self.ranking is None else from_run(run, fit, self.ranking, self.without)
+
+    def choice(self, k: int) -> Choice:
+        """Return the best k, with the failures within them and which of the finalists have none. Raises as `choose`."""
+        fit, problem = remaining(self.run.devices, k, self.out), self.problem
+        if self.ranking is None and 1 < k < len(fit):
+            if self.ended.troubles:
+                kinds = ", ".join(dict.fromkeys(trouble.kind for trouble in self.ended.troubles))
+                why = f"because measuring failed ({kinds}): 'collbench show' says where"
+                raise NotTrusted(f"the run has no pair to choose by, {why}", self.ended.status)
+            raise UsageError("the run has no pair: measure with 'collbench pairs' first")
+        only = k == len(fit) and len(self.run.devices) > 1
+        if problem is None and k == 1 and not only:
+            # What tells devices apart without pairs: their places, and what failed on them.
+            problem = from_labels(self.run.devices, self.run.paths, fit, self.without)
+            alone = tuple((place,) for place, position in enumerate(problem.order) if self.ended.within((position,)))
+            problem = replace(problem, failed=alone)
+        if problem is None or only:
+            band = predict(problem.wired) if problem else None
+            candidates = (Candidate(tuple(fit), band, default=True),) if band else ()
+            of = len(self.run.devices)
+            reason = f"{every(k)} devices" if k == of else f"the {k} of {of} devices that {verb(k, 'is', 'are')} left"
+            choice = Choice(tuple(fit), reason, band, candidates)
+        else:
+            choice = decided(problem, k, self.without)
+            if self.ranking is not None and self.ranking.trials < FEWEST_TRIALS:
+                few = f"some sets have {self.ranking.trials} of the {FEWEST_TRIALS} trials needed to estimate noise"
+                choice = replace(choice, reason=f"{choice.reason}; uncertain: {few}")
+        finalists_left = tuple(replace(some, sound=not self.ended.within(some.members)) for some in choice.finalists)
+        failed = self.ended.within(choice.members)
+        beaten = tuple(filter(self.ended.impossible, failed))
+        return replace(choice, left_out=self.out, failed=failed, impossible=beaten, finalists=finalists_left)
+
+
+def _best(pool: _Pool, k: int, exclude: Collection[int] = (), *, allow_busy: bool = False) -> Choice:
+    """Return the choice from a pool, which has more devices if something failed in every set."""
+    choice = pool.choice(k)
+    if not choice.failed:
+        return choice
+    # A slow device is better than one on which work never ends.
+    fewer = left_out(pool.run, exclude, allow_busy=allow_busy, allow_throttled=True)
+    other = _Pool(pool.run, fewer).choice(k)
+    if other.failed:
+        return choice
+    return replace(other, forgiven=tuple(one for one in pool.out if one.member in other.members))
 
 
 # What measuring the finalists shows: the fastest, and what it gains over the first k (docs/method/choosing.md 5).
