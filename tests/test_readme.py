@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench.launch import ablation as ablations
-from collbench.report.text import ablation
+from collbench.ablations import ablation as ablations
+from collbench.ablations import page as ablation_page
 from tests.cli.program import Program
 from tests.report.pages import text
 
@@ -43,7 +43,7 @@ def page(args: list[str], program: Program, folder: Path) -> str:
     """Return what a command of the README prints, from the recording that it was taken from."""
     if args[0] == "ablate":
         return text(
-            ablation.page(ablations.load(RESULTS / "2026-11-23-2xh200-ablation" / "ablate-second-machine.json"))
+            ablation_page.page(ablations.load(RESULTS / "2026-11-23-2xh200-ablation" / "ablate-second-machine.json"))
         )
     if args == ["pairs"]:  # the same page, without measuring
         with tarfile.open(RESULTS / "2026-11-21-4xh200-judging" / "runs.tar.gz") as archive:

@@ -26,7 +26,7 @@ IMPURE_CALLS = {"open", "print", "input", "read_text", "write_text", "read_bytes
 IMPURE_CALLS |= {"is_dir", "iterdir", "glob", "mkdir", "unlink", "stat", "now", "today", "utcnow", "cwd"}
 
 # What commands of the main house do not load: outside a launch they are complete without it.
-ANNEXES = ("collbench.cluster", "collbench.jobs", "collbench.overlaps", "collbench.ranks")
+ANNEXES = ("collbench.ablations", "collbench.cluster", "collbench.jobs", "collbench.overlaps", "collbench.ranks")
 
 # Torch takes seconds to load, so only what runs in the worker processes loads it at once.
 LOADS_TORCH = {
@@ -158,7 +158,7 @@ def test_no_writer_of_json_writes_what_json_has_not() -> None:
 
 
 # "g" writes 1.09e+03 for a rate of NVSwitches. `units.fixed` does not; nccl-tests' own lines have C's %g.
-MAY_WRITE_EXPONENTS = {"model/units.py", "report/nccl_tests.py", "launch/ablation.py", "report/rows.py"}
+MAY_WRITE_EXPONENTS = {"model/units.py", "report/nccl_tests.py", "ablations/ablation.py", "report/rows.py"}
 MAY_WRITE_EXPONENTS |= {"report/html/content.py", "report/prometheus.py", "measurement/sweep.py"}  # rounded numbers
 MAY_WRITE_EXPONENTS |= {
     "measurement/backends/cuda.py",

@@ -7,8 +7,8 @@ from functools import cache
 
 import extra_time
 
+from collbench.ablations.ablation import load
 from collbench.jobs import job_file
-from collbench.launch.ablation import load
 
 from . import files
 from .agreement import Row

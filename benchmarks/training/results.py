@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from collbench.ablations.ablation import Ablation, Result, load
 from collbench.judge.stats import summarize
-from collbench.launch.ablation import Ablation, Result, load
 from collbench.runfile import run_file
 
 _CURVE = re.compile(r"curves-(\d+)-(p2p|nop2p)-(\w+)\.json")

@@ -10,7 +10,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from collbench.launch.ablation import ArmResult, Ratio
+from collbench.ablations.ablation import ArmResult, Ratio
 from collbench.model.units import format_size
 
 from . import bound, published, results

@@ -90,7 +90,7 @@ def test_every_command_that_prints_json_is_tried() -> None:
     commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
     with_json = {name for name, one in commands.items() if one and any("--json" in param.opts for param in one.params)}
     tried = {args[0] for _, args in PRINTED} | {*COLLECTIVES}  # which are one function
-    assert with_json - {"ablate"} == tried  # it trains: tests/cli/test_ablate.py has it
+    assert with_json - {"ablate"} == tried  # it trains: tests/ablations/test_command.py has it
 
 
 def test_the_documents_name_every_format() -> None:

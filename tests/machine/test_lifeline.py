@@ -19,7 +19,7 @@ import pytest
 from collbench.jobs import job_file
 from collbench.machine import lifeline
 from collbench.measurement.backends.host import start_workers
-from tests.launch.test_running import WAITS
+from tests.ablations.test_running import WAITS
 from tests.native.recorded import Made, host
 from tests.ranks.processes import PATIENCE_S, environment, wait_for
 

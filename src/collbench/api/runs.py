@@ -240,7 +240,7 @@ def tails(run: Run) -> tuple[Tails, ...]:
 
 JOB = "collbench-job"
 # What a file's "format" says: the module that offers what `FileKind` lists.
-KINDS = {JOB: "collbench.jobs.hooks", "collbench-ablation": "collbench.cli.ablate"}
+KINDS = {JOB: "collbench.jobs.hooks", "collbench-ablation": "collbench.ablations.command"}
 MAX_BYTES = 2**30  # a job of a thousand ranks, each with 32 whole repetitions of a thousand calls
 
 

@@ -60,7 +60,7 @@ _GROUPS = {
     "Choose and train": {
         "select": ("cli.select", "Choose the best K GPUs, for a shell, a container or Slurm."),
         "train": ("cli.train", "Start a training script with torchrun on the best GPUs."),
-        "ablate": ("cli.ablate", "Measure what P2P or other GPUs change in your training job."),
+        "ablate": ("ablations.command", "Measure what P2P or other GPUs change in your training job."),
     },
     "Jobs": {
         "record": ("jobs.command", "Record every NCCL call of a job."),

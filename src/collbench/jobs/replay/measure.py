@@ -12,12 +12,12 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
+from collbench.ablations import ablation
 from collbench.api import SILENT, Notices, keywords
 from collbench.api.measuring import WorkerSession, resolved_backend
 from collbench.jobs.job import Job, checked
 from collbench.jobs.replay.results import NAME, Replay, ReplayTrial
 from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, operation_of, schedule_of
-from collbench.launch import ablation
 from collbench.measurement.backends.protocol import OpenWorkers
 from collbench.measurement.session import WorkersRequest
 from collbench.model.capabilities import Capabilities, capabilities

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from collbench.ablations.ablation import Ratio
+from collbench.ablations.page import effect
 from collbench.jobs.replay.results import Replay, ReplayedCall, ReplayTrial, replays_of
-from collbench.launch.ablation import Ratio
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
 from collbench.model.run import Run
@@ -17,7 +18,6 @@ from collbench.overlaps.section import Figure, half_interval, median_figure, mil
 from collbench.report import sentences
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
 from collbench.report.sections import Html
-from collbench.report.text.ablation import effect
 from collbench.report.text.frame import header, origin, sim, troubled
 from collbench.report.text.layout import Lines, Page, Table, both, listed, short, table, whole
 from collbench.runfile.codec import picked

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from collbench.launch import ablation as ablations
-from collbench.launch import experiment
-from collbench.launch.ablation import Ablation, Measure
-from collbench.launch.child import Ended, Reader
-from collbench.launch.experiment import Experiment, Reporter, Setup, environment_of
+from collbench.ablations import ablation as ablations
+from collbench.ablations import experiment
+from collbench.ablations.ablation import Ablation, Measure
+from collbench.ablations.child import Ended, Reader
+from collbench.ablations.experiment import Experiment, Reporter, Setup, environment_of
 from collbench.model.errors import BackendError, UsageError
-from tests.launch.made import ablation
+from tests.ablations.made import ablation
 
 Script = Callable[[Mapping[str, str], int], tuple[int, str]]
 

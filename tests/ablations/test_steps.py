@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.launch.child import Reader, compile_pattern, last_lines, step_seconds, train_runtime, usual_rounding
+from collbench.ablations.child import Reader, compile_pattern, last_lines, step_seconds, train_runtime, usual_rounding
 from collbench.model.errors import UsageError
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collbench.judge.stats import summarize
-from collbench.launch.ablation import (
+from collbench.ablations.ablation import (
     Ablation,
     AllReduce,
     Arm,
@@ -28,7 +27,8 @@ from collbench.launch.ablation import (
     stop_of,
     warm_up,
 )
-from collbench.launch.child import Reader, last_lines, run_child, usual_rounding
+from collbench.ablations.child import Reader, last_lines, run_child, usual_rounding
+from collbench.judge.stats import summarize
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
 from collbench.model.units import amount

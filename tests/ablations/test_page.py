@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from collbench.launch import ablation as ablations
-from collbench.launch.ablation import Ablation, GpuResult, Ratio, Result, Spread, format_seconds
-from collbench.report.text.ablation import page, verdict
-from tests.launch.made import ablation
+from collbench.ablations import ablation as ablations
+from collbench.ablations.ablation import Ablation, GpuResult, Ratio, Result, Spread, format_seconds
+from collbench.ablations.page import page, verdict
+from tests.ablations.made import ablation
 from tests.report.pages import text
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.launch.child import Reader, run_child
+from collbench.ablations.child import Reader, run_child
 from collbench.model.errors import BackendError
 
 

@@ -479,7 +479,7 @@ def _needed(sigma: float, wanted: float, level: float) -> int | None:
 
 # Student's quantiles of 95% intervals. Who looks after each repeat whether to go on stops early where the runs happen
 # to agree: with 97.5% such intervals would hold 90 to 95% of true ratios, with 98.75% they hold 94.5 to 97.6% (sim:
-# 20,000 ablations each of six spreads from 0.5 to 10%, three to twenty repeats; tests/launch/test_deciding.py).
+# 20,000 ablations each of six spreads from 0.5 to 10%, three to twenty repeats; tests/ablations/test_deciding.py).
 _LEVEL, _LOOKED_AT_LEVEL = 0.975, 0.9875
 _MAX_REPEATS = 10_000
 # A time that was printed as one unit is between half of it and one and a half.

@@ -10,13 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from collbench.ablations import ablation as ablations
+from collbench.ablations import experiment as experiments
+from collbench.ablations.ablation import Ablation, Arm, Change, Measure
+from collbench.ablations.child import compile_pattern
 from collbench.api import SILENT, Notices, training
 from collbench.api.training import TrainRequest
-from collbench.launch import ablation as ablations
-from collbench.launch import experiment as experiments
 from collbench.launch import torchrun
-from collbench.launch.ablation import Ablation, Arm, Change, Measure
-from collbench.launch.child import compile_pattern
 from collbench.machine import visible_devices
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
@@ -27,7 +27,7 @@ from collbench.model.units import amount, fixed
 from collbench.runfile import atomic_write, saved_runs
 
 if TYPE_CHECKING:
-    from collbench.launch.experiment import Experiment, Reporter
+    from collbench.ablations.experiment import Experiment, Reporter
 
 
 _DEFAULT_BUDGET_S = 180.0

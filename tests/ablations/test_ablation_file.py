@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from collbench.launch import ablation as ablations
-from collbench.launch.ablation import Ablation, Measure, judge, stop_of
+from collbench.ablations import ablation as ablations
+from collbench.ablations.ablation import Ablation, Measure, judge, stop_of
 from collbench.model.errors import RunFileError
-from tests.launch.made import ablation, run
+from tests.ablations.made import ablation, run
 
 ROOT = Path(__file__).parents[2]
 SCHEMA: dict[str, Any] = json.loads((ROOT / "docs" / "ablation.schema.json").read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from collbench.launch.ablation import (
+from collbench.ablations.ablation import (
     Ablation,
     ArmResult,
     GpuResult,

@@ -14,15 +14,15 @@ from typing import Any
 
 import click
 
-from collbench.api import ablating
+from collbench.ablations import api, experiment
+from collbench.ablations.ablation import dumps, load
+from collbench.ablations.experiment import Reporter
 from collbench.api.keywords import MOST_COUNT, new_seed
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, is_json, json_option, say, show_answer, show_page
 from collbench.cli.train import ScriptCommand, train, train_request
-from collbench.launch import experiment, torchrun
-from collbench.launch.ablation import dumps, load
-from collbench.launch.experiment import Reporter
+from collbench.launch import torchrun
 from collbench.model.errors import Interrupted, UsageError
 from collbench.model.printable import one_line
 from collbench.model.units import parse_budget, parse_precision
@@ -146,12 +146,12 @@ def ablate(*, verbose: bool, **values: Any) -> None:
       collbench ablate --devices 0,1 --against 2,3 -- train.py
     """
     try:
-        prepared = ablating.prepare(train_request(values), values, _reporter(verbose=verbose), NOTICES)
+        prepared = api.prepare(train_request(values), values, _reporter(verbose=verbose), NOTICES)
         if values["dry_run"]:
             for arm in prepared.ablation.arms:
                 echo(torchrun.shell_line(arm.environment, experiment.collbench(*prepared.train_arguments(arm))))
             return
-        ablation = ablating.perform(prepared, NOTICES, allreduce=values["allreduce"])
+        ablation = api.perform(prepared, NOTICES, allreduce=values["allreduce"])
     except Interrupted:
         raise  # its text says more
     except KeyboardInterrupt as error:
@@ -160,7 +160,7 @@ def ablate(*, verbose: bool, **values: Any) -> None:
         echo(dumps(ablation), end="")
         say(f"saved {prepared.path}")
         return
-    from collbench.report.text.ablation import page  # late: rich's tables
+    from collbench.ablations.page import page  # late: rich's tables
 
     show_page(page(ablation))
     echo(f"\nsaved     {one_line(str(prepared.path))}")
@@ -173,7 +173,7 @@ NAME, CALL, OPTIONS = "a saved ablation", "json.load(open({!r}))", ()
 
 def show(file: Path) -> None:
     """Print the page that `collbench ablate` printed, or its JSON."""
-    from collbench.report.text.ablation import page  # late: rich's tables
+    from collbench.ablations.page import page  # late: rich's tables
 
     ablation = load(file)
     show_answer(page(ablation), lambda: dumps(ablation))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.launch.ablation import Ablation, Measure, Rounding, TrainingRun, judge, measure_of, warm_up
-from tests.launch.made import ablation, run
+from collbench.ablations.ablation import Ablation, Measure, Rounding, TrainingRun, judge, measure_of, warm_up
+from tests.ablations.made import ablation, run
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.launch.ablation import in_turn, parse_change, refuse_alike
+from collbench.ablations.ablation import in_turn, parse_change, refuse_alike
 from collbench.model.errors import UsageError
 
 P2P = {"NCCL_P2P_DISABLE": "1"}

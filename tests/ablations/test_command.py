@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import collbench as package_of_ours
-from collbench.launch import ablation as ablations
-from collbench.launch.ablation import Ablation
+from collbench.ablations import ablation as ablations
+from collbench.ablations.ablation import Ablation
 from tests.builders import gpus
 from tests.cli.program import RANK_0, Program, collbench, fake_gpus, fake_uuid, list_only, on_gpus, save_run, saved_in
 from tests.cli.program import environment as fakes_environment

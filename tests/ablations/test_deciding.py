@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.launch.ablation import MIN_REPEATS, Ablation, Measure, Stop, TrainingRun, gpu_value, judge, stop_of
-from collbench.launch.child import Reader, gpu_seconds
-from tests.launch.made import ablation, run
+from collbench.ablations.ablation import MIN_REPEATS, Ablation, Measure, Stop, TrainingRun, gpu_value, judge, stop_of
+from collbench.ablations.child import Reader, gpu_seconds
+from tests.ablations.made import ablation, run
 
 STEP, RUN_S = 0.024, 15.0
 
