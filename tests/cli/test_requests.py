@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from collbench.cli import measuring
-from collbench.cli.measuring import RunPrinter
+from collbench.cli.options import NCCL_TESTS
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
@@ -23,12 +23,12 @@ BOTH_PLACES = (Work(Operation.REDUCE), Work(Operation.REDUCE, IN_PLACE))
 
 @dataclass
 class RecordingProgram:
-    """The program, and the request, file and printer of its last command."""
+    """The program, and the request, file and layout of its last command."""
 
     program: Program
     request: Request | None = None
     path: Path | None = None
-    printer: RunPrinter | None = None
+    layout: str = ""
 
     def __call__(self, args: str) -> Request:
         result = self.program(*shlex.split(args))
@@ -42,11 +42,12 @@ def requested(monkeypatch: pytest.MonkeyPatch, program: Program) -> RecordingPro
     """The program on four GPUs that are only listed; nothing is measured, and the request is recorded."""
     recorder = RecordingProgram(program)
 
-    def record(request: Request, path: Path, printer: RunPrinter | None = None) -> None:
-        recorder.request, recorder.path, recorder.printer = request, path, printer
+    def record(request: Request, path: Path, layout: str, _begun: object) -> None:
+        recorder.request, recorder.path, recorder.layout = request, path, layout
 
     monkeypatch.setattr(factory, "present_devices", lambda backend: gpus(4) if backend == "cuda" else ())
-    monkeypatch.setattr(measuring, "measure_and_show", record)
+    monkeypatch.setattr(measuring, "measured_and_shown", record)
+    monkeypatch.setattr(measuring, "leave_with", lambda _diagnosis: None)
     return recorder
 
 
@@ -147,7 +148,7 @@ def test_nccl_tests_two_halves_are_measured_where_they_are_shown(
 
 def test_the_layout_is_passed_on(requested: RecordingProgram) -> None:
     requested("gather --backend cuda --format nccl-tests --output run.json")
-    assert requested.printer == RunPrinter("nccl-tests")
+    assert requested.layout == NCCL_TESTS
     assert requested.path == Path("run.json")
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from collbench.api.measuring import OpenSession
 from collbench.cli import options
-from collbench.cli.measuring import SILENTLY, MeasuringCommand, measured_and_shown, measuring_options
+from collbench.cli.measuring import NOTHING, MeasuringCommand, measured_and_shown, measuring_options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_answer, show_page
 from collbench.measurement.backends import factory
@@ -133,7 +133,7 @@ def _measured(values: Mapping[str, Any]) -> Diagnosis:
     request = check.request(values, options.command_line("check"), NOTICES)
     begun: list[OpenSession] = []
     try:
-        run = measured_and_shown(request, values["output"], SILENTLY, begun).run
+        run = measured_and_shown(request, values["output"], NOTHING, begun).run
     except (DataCorruption, BackendError) as error:
         if not begun:
             raise

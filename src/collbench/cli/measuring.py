@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,9 +85,8 @@ def measuring_command(
 
         @measuring_options(*own, options.json, sized=sized)
         def command(**values: Any) -> None:
-            printer = RunPrinter.of(values.get("layout", TABLE))
             request = made.request(values, options.command_line(command_name), NOTICES)
-            measure_and_show(request, values["output"], printer)
+            leave_with(measured_and_shown(request, values["output"], values.get("layout", TABLE), []))
 
         made = click.command(command_name, cls=cls, build=build, help=text or build.__doc__)(command)
         return made
@@ -96,67 +94,46 @@ def measuring_command(
     return decorate
 
 
-_RUN, _NOTHING = "json", "nothing"  # besides the layouts of --format
+NOTHING = "nothing"  # besides the layouts of --format: the caller prints something else of the run
 
 
-@dataclass(frozen=True, slots=True)
-class RunPrinter:
-    """How a finished run is printed: as a page, nccl-tests' text, JSON, or not at all.
+def show_run(diagnosis: Diagnosis, layout: str = TABLE, file: Path | None = None) -> None:
+    """Print a run: as a page, nccl-tests' text, JSON, or not at all. Raises UsageError if the layout does not suit it.
 
     `file` is what names the run in a command that the page advises: its file, or "1" for the newest one.
     """
+    # All late: numpy need not be there before something was measured.
+    if layout == NCCL_TESTS:
+        from collbench.report import nccl_tests
 
-    layout: str = TABLE
-    file: Path | None = None
+        for line in nccl_tests.lines(diagnosis.run):
+            echo(line)
+    elif layout == TABLE and is_json():
+        from collbench.report import answer
 
-    @classmethod
-    def of(cls, layout: str = TABLE, file: Path | None = None) -> RunPrinter:
-        """Return how the options print a run."""
-        return cls(_RUN if is_json() else layout, file)
+        echo(run_file.dumps(diagnosis.run, answer.as_json(diagnosis)), end="")
+    elif layout == TABLE:
+        from collbench.report.text.run_page import page
 
-    def load(self, run: Run) -> None:
-        """Load what `show` needs for this run, which has been begun."""
-        if self.layout == TABLE:
-            from collbench.report.text.run_page import load
-
-            for of_terminal in ("rich.console", "collbench.report.terminal"):
-                import_module(of_terminal)
-            load(run)
-
-    def show(self, diagnosis: Diagnosis) -> None:
-        """Print the run. Raises UsageError if the layout does not suit it."""
-        # All late: numpy need not be there before something was measured.
-        if self.layout == NCCL_TESTS:
-            from collbench.report import nccl_tests
-
-            for line in nccl_tests.lines(diagnosis.run):
-                echo(line)
-        elif self.layout == _RUN:
-            from collbench.report import answer
-
-            echo(run_file.dumps(diagnosis.run, answer.as_json(diagnosis)), end="")
-        elif self.layout == TABLE:
-            from collbench.report.text.run_page import page
-
-            show_page(page(diagnosis, shlex.quote(str(self.file)) if self.file else "RUN.JSON"))
-
-    def show_wrong(self, diagnosis: Diagnosis) -> None:
-        """Print a run that wrong data ended, if it says so; nccl-tests prints no rows of such a run."""
-        from collbench.report.text.frame import headline
-
-        if self.layout != NCCL_TESTS and headline(diagnosis.run):
-            self.show(diagnosis)
-
-    def report_file(self, path: Path | None) -> None:
-        """Report the run's file: on stderr if stdout is parsed, where a notice has said already that there is none."""
-        if self.layout == TABLE:
-            echo(f"\nsaved     {one_line(str(path)) if path else 'nowhere: no file could be made for it'}")
-        elif path:
-            say(f"saved {path}")
+        show_page(page(diagnosis, shlex.quote(str(file)) if file else "RUN.JSON"))
 
 
-# Where the caller prints something else of the run.
-SILENTLY = RunPrinter(_NOTHING)
+def _load_page(run: Run, layout: str) -> None:
+    """Load what `show_run` needs for the page of this run, which has been begun."""
+    if layout == TABLE and not is_json():
+        from collbench.report.text.run_page import load
+
+        for of_terminal in ("rich.console", "collbench.report.terminal"):
+            import_module(of_terminal)
+        load(run)
+
+
+def _report_file(path: Path | None, layout: str) -> None:
+    """Report the run's file: on stderr if stdout is parsed, where a notice has said already that there is none."""
+    if layout == TABLE and not is_json():
+        echo(f"\nsaved     {one_line(str(path)) if path else 'nowhere: no file could be made for it'}")
+    elif path:
+        say(f"saved {path}")
 
 
 def new_file(command: str, backend: str) -> Path | None:
@@ -164,17 +141,12 @@ def new_file(command: str, backend: str) -> Path | None:
     return saved_runs.new_run(command, backend, say, advice=", or name a file with --output FILE")
 
 
-def measure_and_show(request: Request, path: Path | None, printer: RunPrinter) -> None:
-    """Measure to the end, print the run, and leave with the status that it earns."""
-    leave_with(measured_and_shown(request, path, printer, []))
-
-
 def measure_with_workers(open_session: Callable[[], OpenSession], page: str) -> None:
     """Measure a session on workers with torch to its end, print it by the module `page`, and leave with its status."""
-    leave_with(_measured_in(open_session, RunPrinter.of(), page, []))
+    leave_with(_measured_in(open_session, TABLE, None, page, []))
 
 
-def measured_and_shown(request: Request, path: Path | None, printer: RunPrinter, begun: list[OpenSession]) -> Diagnosis:
+def measured_and_shown(request: Request, path: Path | None, layout: str, begun: list[OpenSession]) -> Diagnosis:
     """Measure to the end, print the run, and return what it means: saved in the named file, else in a new one.
 
     Where no file can be made it is printed all the same; a named one that cannot be written is refused before anything
@@ -186,38 +158,42 @@ def measured_and_shown(request: Request, path: Path | None, printer: RunPrinter,
             launched().serve_rank_0(launch, request)
         ranks = functools.partial(launched().open_ranks, launch)
     named, path = path, path or new_file(request.command_name, request.backend)
-    printer = replace(printer, file=named or (Path("1") if path else None))
+    file = named or (Path("1") if path else None)
     page, title = "collbench.report.text.run_page", f"measuring {request.command_name}"
     meanwhile = functools.partial(import_module, page)  # which takes as long to load as the GPUs to open
 
     open_session = functools.partial(RequestSession, request, path, NOTICES, title, ranks=ranks, meanwhile=meanwhile)
-    return _measured_in(open_session, printer, page, begun)
+    return _measured_in(open_session, layout, file, page, begun)
 
 
 def _measured_in(
-    open_session: Callable[[], OpenSession], printer: RunPrinter, page: str, begun: list[OpenSession]
+    open_session: Callable[[], OpenSession], layout: str, file: Path | None, page: str, begun: list[OpenSession]
 ) -> Diagnosis:
     """Measure a session to its end, print its run, say where it is saved, and return what it means.
 
     If something interrupts it, what was measured is saved, and the error says where; wrong data is printed, too, as
-    the run's failure. `page` is the module that prints the run; `begun` gets the session once it is open.
+    the run's failure, but not in nccl-tests' text, which has no rows of such a run. `page` is the module that prints
+    the run; `begun` gets the session once it is open.
     """
     with reporting_what_is_saved(begun), open_session() as session:
         begun.append(session)
         from collbench.judge.diagnose import Diagnosis  # this and the page while the workers are idle for the last time
 
         import_module(page)
-        printer.load(session.run)
+        _load_page(session.run, layout)
         try:
             session.measure()
         except DataCorruption:
-            printer.show_wrong(Diagnosis(run_file.again(session.run)))
+            from collbench.report.text.frame import headline
+
+            if layout == TABLE and headline(wrong := run_file.again(session.run)):
+                show_run(Diagnosis(wrong), layout, file)
             raise
         diagnosis = Diagnosis(session.run)
-        printer.show(diagnosis)
+        show_run(diagnosis, layout, file)
     if session.failure is not None:
         raise session.failure
-    printer.report_file(session.path)
+    _report_file(session.path, layout)
     return diagnosis
 
 

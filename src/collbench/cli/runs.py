@@ -100,11 +100,11 @@ def show(
     elif narrowed:
         raise UsageError("--operation and --size narrow a ranking: add --ranking")
     else:
-        from collbench.cli.measuring import RunPrinter  # late: nothing else here measures
+        from collbench.cli.measuring import show_run  # late: nothing else here measures
         from collbench.judge.diagnose import Diagnosis
 
         file = options.named_or_newest(file)
-        RunPrinter.of(file=file).show(Diagnosis(_load(file)))
+        show_run(Diagnosis(_load(file)), file=file)
 
 
 def _load(path: Path) -> Run:
