@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collbench.ablations.ablation import Ablation, Result, load
+from collbench.ablations.ablation import Ablation, ArmsResult, load
 from collbench.judge.stats import summarize
 from collbench.runfile import run_file
 
@@ -29,7 +29,7 @@ class AblationResult:
     dtype: str
     ranks: int
     ablation: Ablation
-    result: Result
+    result: ArmsResult
 
     @property
     def batch(self) -> str:

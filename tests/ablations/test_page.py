@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from collbench.ablations import ablation as ablations
-from collbench.ablations.ablation import Ablation, GpuResult, Ratio, Result, Spread, format_seconds
+from collbench.ablations.ablation import Ablation, ArmsResult, GpuResult, Ratio, StepSpread, format_seconds
 from collbench.ablations.page import page, verdict
 from tests.ablations.made import ablation
 from tests.report.pages import text
@@ -27,7 +27,7 @@ def judged(
 ) -> Ablation:
     measured_ablation = ablation([1.0, 1.0], [1.0, 1.0], names, lacking)
     assert measured_ablation.result is not None
-    measured_ablation.result = Result(measured_ablation.result.arms, Ratio(middle, low, high))
+    measured_ablation.result = ArmsResult(measured_ablation.result.arms, Ratio(middle, low, high))
     return dataclasses.replace(measured_ablation, **fields)  # type: ignore[arg-type]
 
 
@@ -99,7 +99,7 @@ def with_gpu(gpu: tuple[float, float], spread: float, within: float | None, need
     arms = measured_ablation.result.arms
     own = GpuResult(arms, Ratio(1.1, 1.09, 1.11), (first, second))
     measured_ablation.result = dataclasses.replace(
-        measured_ablation.result, gpu=own, spread=Spread(spread, within), needed=needed
+        measured_ablation.result, gpu=own, spread=StepSpread(spread, within), needed=needed
     )
     return text(page(measured_ablation))
 

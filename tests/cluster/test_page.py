@@ -18,7 +18,7 @@ from collbench.cluster.nodes import (
     choose_nodes,
     judge,
 )
-from collbench.cluster.page import SurveyOrigin, Truth, as_plain, page
+from collbench.cluster.page import SurveyOrigin, SurveyTruth, as_plain, page
 from tests.cluster.made import judged, leaves, seen, slow
 from tests.report.pages import text
 
@@ -30,7 +30,7 @@ SIM = SurveyOrigin(
 
 def test_every_figure_of_a_simulation_says_so() -> None:
     judgement = judged(16, slow(3), LEAVES)
-    shown = text(page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), Truth(100.0, 100.0)))
+    shown = text(page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), SurveyTruth(100.0, 100.0)))
     lines = shown.splitlines()
     assert "backend   sim: nothing is measured" in lines
     for line in lines:

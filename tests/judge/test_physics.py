@@ -12,7 +12,7 @@ from pathlib import Path as File
 
 import pytest
 
-from collbench.judge.physics import Check, Hardware, Part, impossible, marked
+from collbench.judge.physics import Bottleneck, Check, Hardware, impossible, marked
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Machine, MarkKind, Path, Run
 from collbench.runfile import run_file
@@ -55,7 +55,7 @@ GRACE = machine(gpus(2, "NVIDIA GH200 480GB"), {}, 25.0, slot=(5, 16))
 NOT_CHOSEN = replace(HGX, machine=replace(HGX.machine, multicast=False))  # NCCL was asked
 DGX_2 = switched(16, "Tesla V100", 6)
 ALL = tuple(range(8))
-Op, V, P = Operation, Variant, Part
+Op, V, P = Operation, Variant, Bottleneck
 FOUR = tuple(range(4))
 
 

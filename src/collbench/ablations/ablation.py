@@ -153,7 +153,7 @@ class GpuResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class StepSpread:
     """How much runs differ, as shares of their value: `between` runs of an arm, and by their steps `within` each.
 
     `within` is the standard error that a run's median has from its own steps; None if no steps were printed.
@@ -164,7 +164,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ArmsResult:
     """What came out, of both arms in their order.
 
     `needed` is how many repeats would make the ratio precise to `Ablation.precision`, None if it is and where that
@@ -175,7 +175,7 @@ class Result:
     arms: tuple[ArmResult, ArmResult]
     ratio: Ratio
     gpu: GpuResult | None = None
-    spread: Spread | None = None
+    spread: StepSpread | None = None
     needed: int | None = None
     rounding: Amount = 0.0
 
@@ -203,7 +203,7 @@ class Ablation:
     seed: int = 0
     skip: int | None = None
     step_pattern: str | None = None
-    result: Result | None = None
+    result: ArmsResult | None = None
     precision: float = PRECISION
     budget_seconds: float | None = None
     stop: Stop | None = None
@@ -234,7 +234,7 @@ _NEVER = frozenset({"NCCL_NVLS_ENABLE"})
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ArmChange:
     """What the second arm changes: named switches and given variables; `environment` has both."""
 
     switches: tuple[str, ...] = ()
@@ -256,7 +256,7 @@ class Change:
         return "as is", " and ".join([*without, *(f"with {variable}" for variable in self.given)])
 
 
-def parse_change(texts: Sequence[str]) -> Change:
+def parse_change(texts: Sequence[str]) -> ArmChange:
     """Return what all --without options request: names separated by commas, and NCCL_NAME=VALUE at the end.
 
     A value may hold commas, as NCCL_PROTO=LL,LL128 does: it reaches to the end of its --without. Raises UsageError.
@@ -271,7 +271,7 @@ def parse_change(texts: Sequence[str]) -> Change:
     for name, value in given.items():
         if environment.get(name, value) != value:
             raise UsageError(f"--without sets {name} twice, to {environment[name]} and to {value}: use only one")
-    return Change(tuple(switches), tuple(f"{name}={value}" for name, value in given.items()), environment | given)
+    return ArmChange(tuple(switches), tuple(f"{name}={value}" for name, value in given.items()), environment | given)
 
 
 def _divided(text: str) -> tuple[list[str], tuple[str, str] | None]:
@@ -305,7 +305,7 @@ def _unknown(name: str) -> UsageError:
     return UsageError(f"--without '{name}' is not one of {', '.join(SWITCHES)}, nor a variable NCCL_NAME=VALUE{meant}")
 
 
-def refuse_alike(change: Change, inherited: Mapping[str, str]) -> None:
+def refuse_alike(change: ArmChange, inherited: Mapping[str, str]) -> None:
     """Raise UsageError where a variable already has the second arm's value: both arms would train alike."""
     for name, value in change.environment.items():
         if inherited.get(name, "").strip() == value and name in inherited:
@@ -370,7 +370,7 @@ def run_value(run: TrainingRun, measure: Measure, skip: int | None) -> float:
     return run.wall_seconds
 
 
-def judge(ablation: Ablation) -> Result | None:
+def judge(ablation: Ablation) -> ArmsResult | None:
     """Return the result of the repeats that both arms have: all that were asked for, or two and more; None before.
 
     Seconds are geometric means, so that their quotient is the ratio. The ratio's interval comes from the repeats' own
@@ -387,11 +387,11 @@ def judge(ablation: Ablation) -> Result | None:
     level = _level(ablation)
     ratio = _ratio(differences, level, sum(rounding))
     wanted = math.log1p(ablation.precision) - sum(rounding)
-    return Result(
+    return ArmsResult(
         (_arm(first, rounding[0]), _arm(second, rounding[1])),
         ratio,
         _gpu_result(runs, ablation),
-        Spread(math.sqrt(fmean((stdev(first) ** 2, stdev(second) ** 2))), _within(runs, ablation)),
+        StepSpread(math.sqrt(fmean((stdev(first) ** 2, stdev(second) ** 2))), _within(runs, ablation)),
         None if precise(ratio, ablation.precision) else _needed(stdev(differences), wanted, level),
         math.expm1(sum(rounding)),
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from collbench.ablations import ablation as ablations
 from collbench.ablations import experiment as experiments
-from collbench.ablations.ablation import Ablation, Arm, Change, Measure
+from collbench.ablations.ablation import Ablation, Arm, ArmChange, Measure
 from collbench.ablations.child import compile_pattern
 from collbench.api import SILENT, Notices, training
 from collbench.api.training import TrainRequest
@@ -84,7 +84,7 @@ def _plan(ablation: Ablation) -> str:
     )
 
 
-def _check(train: TrainRequest, change: Change, notices: Notices) -> None:
+def _check(train: TrainRequest, change: ArmChange, notices: Notices) -> None:
     """Raise UsageError for what cannot be compared here, before starting anything."""
     ablations.refuse_alike(change, os.environ)
     if torchrun.several_nodes(train.script, os.environ):
@@ -148,7 +148,7 @@ def _choose(
 
 
 def _begun(
-    train: TrainRequest, values: Mapping[str, Any], change: Change, backend: str, devices: Sequence[Sequence[Device]]
+    train: TrainRequest, values: Mapping[str, Any], change: ArmChange, backend: str, devices: Sequence[Sequence[Device]]
 ) -> Ablation:
     """Return the ablation before its first run."""
     names = change.names

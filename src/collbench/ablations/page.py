@@ -9,10 +9,10 @@ from statistics import fmean
 from collbench.ablations.ablation import (
     Ablation,
     ArmResult,
+    ArmsResult,
     GpuResult,
     Measure,
     Ratio,
-    Result,
     Stop,
     format_range,
     format_seconds,
@@ -107,7 +107,7 @@ def _remarks(ablation: Ablation) -> Iterator[str]:
         yield f"±{_percent(ablation.precision)}% would need more than 10,000 repeats: runs differ too much"
 
 
-def _why_so_many(result: Result) -> str:
+def _why_so_many(result: ArmsResult) -> str:
     spread = result.spread
     if spread is None:
         return ""

@@ -180,16 +180,16 @@ def wrong_data_of(run: Run) -> list[str]:
 Workers = TypeVar("Workers")
 
 
-Asked = TypeVar("Asked", bound="WorkersRequest")
+AskedOfWorkers = TypeVar("AskedOfWorkers", bound="WorkersRequest")
 
 
-class WorkerSession(OpenSession, Generic[Asked, Workers]):
+class WorkerSession(OpenSession, Generic[AskedOfWorkers, Workers]):
     """A request on workers with torch, one for each device.
 
     Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
     """
 
-    def __init__(self, request: Asked, path: Path | None, notices: Notices = SILENT) -> None:
+    def __init__(self, request: AskedOfWorkers, path: Path | None, notices: Notices = SILENT) -> None:
         if path is not None:
             run_file.check_writable(path, replace=request.force)
         self._request, self._notices = request, notices

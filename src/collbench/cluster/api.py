@@ -37,7 +37,7 @@ from collbench.runfile.run_file import RunWriter
 if TYPE_CHECKING:
     from collbench.cluster.measure import NodePairs, Surveyed
     from collbench.cluster.nodes import Judgement, NodeChoice
-    from collbench.cluster.page import SurveyOrigin, Truth
+    from collbench.cluster.page import SurveyOrigin, SurveyTruth
     from collbench.cluster.simulated import Cluster
     from collbench.cluster.switches import Switches
     from collbench.ranks.factory import World
@@ -76,7 +76,7 @@ class NodeSurvey:
     origin: SurveyOrigin
     judgement: Judgement
     choice: NodeChoice | None
-    truth: Truth | None = None
+    truth: SurveyTruth | None = None
     path: Path | None = None
     failure: RunFileError | None = None
     failed: ExitStatus = ExitStatus.DONE
@@ -104,7 +104,7 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
     # Late: numpy and scipy need not be there for --help.
     from collbench.cluster.measure import survey_cluster, switches
     from collbench.cluster.nodes import choose_nodes
-    from collbench.cluster.page import SurveyOrigin, Truth
+    from collbench.cluster.page import SurveyOrigin, SurveyTruth
     from collbench.cluster.simulated import allreduce_busbw, best_bound
 
     if nodes_request.switches is not None:
@@ -123,7 +123,7 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
     choice, truth = None, None
     if nodes_request.count:
         choice = choose_nodes(done.judgement, nodes_request.count, switches(cluster))
-        truth = Truth(allreduce_busbw(cluster, choice.members), best_bound(cluster, len(choice.members)))
+        truth = SurveyTruth(allreduce_busbw(cluster, choice.members), best_bound(cluster, len(choice.members)))
     origin = SurveyOrigin(
         backend=SIM.name,
         where=f"{cluster.name}: {cluster.nodes} nodes × {cluster.gpus} GPUs; {cluster.source}",

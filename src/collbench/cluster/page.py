@@ -63,14 +63,16 @@ class SurveyOrigin:
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class SurveyTruth:
     """What only a simulation knows, GB/s: the chosen nodes' all-reduce busbw, and an upper bound for any nodes."""
 
     busbw_gbs: float
     bound_gbs: float
 
 
-def page(origin: SurveyOrigin, judgement: Judgement, choice: NodeChoice | None, truth: Truth | None = None) -> Page:
+def page(
+    origin: SurveyOrigin, judgement: Judgement, choice: NodeChoice | None, truth: SurveyTruth | None = None
+) -> Page:
     """Yield the page's blocks; `choice` is None if the user asked for no nodes.
 
     The short page has only the first findings.
@@ -94,7 +96,7 @@ def page(origin: SurveyOrigin, judgement: Judgement, choice: NodeChoice | None, 
 
 
 def as_plain(
-    origin: SurveyOrigin, judgement: Judgement, choice: NodeChoice | None, truth: Truth | None = None
+    origin: SurveyOrigin, judgement: Judgement, choice: NodeChoice | None, truth: SurveyTruth | None = None
 ) -> dict[str, object]:
     """Return the same as JSON's own types; the backend "sim" says what the figures are."""
     data, judged = plain(origin), plain(replace(judgement, sharing=None))

@@ -52,7 +52,7 @@ _UNKNOWN = math.inf  # the capacity of a part of which nothing is known: it limi
 _BEYOND_CACHES = 256 * 2**20
 
 
-class Part(StrEnum):
+class Bottleneck(StrEnum):
     """What sets a limit: a link, all links of a device, its way to the host, its own memory, or light."""
 
     LINK = "link"
@@ -70,7 +70,7 @@ class Capacity:
     """
 
     gbs: float
-    part: Part
+    part: Bottleneck
     devices: tuple[int, ...]
 
 
@@ -113,13 +113,14 @@ class Hardware:
         if self._on_cores or not self._known(point.members):
             return None
         if point.operation is Operation.CHASE:
-            return Capacity(_ACCESS_BYTES / _LIGHT_S / 1e9, Part.LIGHT, point.members)
+            return Capacity(_ACCESS_BYTES / _LIGHT_S / 1e9, Bottleneck.LIGHT, point.members)
         if point.variant is Variant.LOCAL:
             memory = theory.memory_gbs(self._devices[point.members[0]].name)
-            return None if memory is None else Capacity(memory / 2, Part.MEMORY, point.members)  # each byte, twice
+            # Each byte is read and written.
+            return None if memory is None else Capacity(memory / 2, Bottleneck.MEMORY, point.members)
         limits = self._collective(point) if point.operation.is_collective else self._copies(point)
         known = sorted(
-            (limit for limit in limits if limit.gbs < _UNKNOWN), key=lambda limit: limit.part is not Part.LINK
+            (limit for limit in limits if limit.gbs < _UNKNOWN), key=lambda limit: limit.part is not Bottleneck.LINK
         )
         return min(known, key=lambda limit: limit.gbs, default=None)
 
@@ -189,21 +190,21 @@ class Hardware:
             messages = messages[:1]  # the timed copy: concurrent ones are not counted
         through_host = point.variant.host_memory or point.variant is Variant.STAGED
         # How many messages cross each part, by direction: True is outward.
-        loads: Counter[tuple[Part, tuple[int, ...], bool]] = Counter()
+        loads: Counter[tuple[Bottleneck, tuple[int, ...], bool]] = Counter()
         for src, dst in messages:
-            part = Part.SLOT
+            part = Bottleneck.SLOT
             if src is not None and dst is not None and not through_host:
-                loads[Part.LINK, (src, dst), True] += 1
-                part = Part.PORT if self.over_nvlink(src, dst) else Part.SLOT
+                loads[Bottleneck.LINK, (src, dst), True] += 1
+                part = Bottleneck.PORT if self.over_nvlink(src, dst) else Bottleneck.SLOT
             if src is not None:
                 loads[part, (src,), True] += 1
             if dst is not None:
                 loads[part, (dst,), False] += 1
         for (part, positions, _), load in loads.items():
-            if part is Part.LINK:
+            if part is Bottleneck.LINK:
                 gbs = self._gbs(*positions)
             else:
-                gbs = self._ports[positions[0]] if part is Part.PORT else self._slot(positions[0])
+                gbs = self._ports[positions[0]] if part is Bottleneck.PORT else self._slot(positions[0])
             yield Capacity(len(messages) * gbs / load, part, positions)
 
     def _collective(self, point: DataPoint) -> Iterator[Capacity]:
@@ -231,10 +232,10 @@ class Hardware:
                 yield Capacity(sent, self._part(members), members)
         if traffic.neighbors:  # over PCIe borders limit messages to the next rank
             hops = zip(members, (*members[1:], members[0]), strict=True)
-            yield from (Capacity(self._gbs(*hop), Part.LINK, hop) for hop in hops if self.over_nvlink(*hop))
+            yield from (Capacity(self._gbs(*hop), Bottleneck.LINK, hop) for hop in hops if self.over_nvlink(*hop))
 
-    def _part(self, members: Sequence[int]) -> Part:
-        return Part.PORT if any(self._ports[member] for member in members) else Part.SLOT
+    def _part(self, members: Sequence[int]) -> Bottleneck:
+        return Bottleneck.PORT if any(self._ports[member] for member in members) else Bottleneck.SLOT
 
     def _border(self, inside: Sequence[int], outside: Sequence[int]) -> float:
         """Return the most that leaves some devices for others: over NVLinks, and over PCIe if some have no NVLinks.
@@ -262,8 +263,6 @@ _FASTEST_PCIE_GBS = 118.0
 _SHOWS_BANDWIDTH = 16 * 2**20
 _BY_ENGINE = (Operation.CE_WRITE, Operation.CE_READ)
 _BY_KERNEL = (Operation.SM_WRITE, Operation.SM_READ)
-
-Pair = frozenset[int]
 
 
 def most_over_pcie(limit_gbs: float | None) -> float:
@@ -396,9 +395,9 @@ def _times(sample: Sample) -> tuple[float, ...]:
     return sample.seconds if sample.launch_seconds is None else (*sample.seconds, sample.launch_seconds)
 
 
-def _shown(run: Run) -> dict[Pair, float]:
+def _shown(run: Run) -> dict[frozenset[int], float]:
     """Return what each pair's copies carry, GB/s: by the copy engines where they were timed, else by kernels."""
-    by_engine, by_kernel = dict[Pair, float](), dict[Pair, float]()
+    by_engine, by_kernel = dict[frozenset[int], float](), dict[frozenset[int], float]()
     for measurement in run.measured():
         point = measurement.point
         if point.size_bytes < _SHOWS_BANDWIDTH or point.operation not in (*_BY_ENGINE, *_BY_KERNEL):

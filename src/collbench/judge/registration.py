@@ -169,7 +169,7 @@ class CustomAllReduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedTimes:
     """The file of these times (benchmarks/published_latencies.py makes it, and says which machines it leaves out)."""
 
     format: str
@@ -183,10 +183,10 @@ class Published:
 
 
 @cache
-def published() -> Published:
+def published() -> PublishedTimes:
     """Return the shipped file. Raises ValueError for a file that is none: it is a part of the program."""
     text = resources.files("collbench.judge").joinpath("custom_all_reduce.json").read_text(encoding="utf-8")
-    file: Published = build(Published, json.loads(text), "custom_all_reduce.json")
+    file: PublishedTimes = build(PublishedTimes, json.loads(text), "custom_all_reduce.json")
     return file
 
 
