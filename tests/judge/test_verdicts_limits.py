@@ -1,6 +1,7 @@
 """Copies against their path's limit: what a healthy machine does not show, and what each fault does."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,12 @@ from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Verdict
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
+from collbench.report.rows import rows
 from tests.builders import GIB, gpus, nvml_says, run_of, smi_says
 from tests.judge.checked import faults, h200, kinds, pcie, run_on, slow, the, trials, undone, what
 
 BOTH = [(0, 1), (1, 0)]
+CE_READ = Work(Operation.CE_READ)
 
 
 def test_the_reference_machine_agrees_and_topo_p_is_explained() -> None:
@@ -121,6 +124,35 @@ def test_a_small_message_that_beats_its_link_is_impossible_though_too_small_to_b
     assert the(
         replace(run, measurements=[*run.measurements, replace(small, samples=fast)]), Kind.IMPOSSIBLE
     ).members == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("case", "works"),
+    [
+        ("a copy of 1 MiB, once", [(Work(Operation.CE_WRITE), (0, 1), 2**20, 1)]),
+        ("an all-reduce of two", [(Work(Operation.ALLREDUCE), (0, 1), GIB, 3)]),
+        ("one of three, and a copy", [(Work(Operation.ALLREDUCE), (0, 1, 2), GIB, 3), (CE_READ, (0, 1), 2**16, 3)]),
+    ],
+)
+def test_what_hidden_nvlinks_could_carry_is_said_though_no_large_copy_shows_them(case: str, works: list[Any]) -> None:
+    """52.5 GB/s over a slot of 31.5: no label allows it, so a page must not pass over it."""
+    run = pcie({}, lambda _w, _m: 22.0, count=3)
+    found = [(trials(work, members, 52.5, size), many) for work, members, size, many in works]
+    run = replace(run, measurements=[replace(one, samples=one.samples[:many]) for one, many in found])
+    verdict = the(run, Kind.HIDDEN_NVLINK)
+    assert (verdict.members, verdict.label, verdict.theory_gbs) == ((0, 1), "PHB", 31.5), case
+    assert verdict.measured is not None
+    assert verdict.measured[1] == pytest.approx(52.5, rel=0.01)
+    for row in map(dict[str, Any], rows(run)):
+        assert row["impossible"] == 0
+        assert row["limit_gbs"] > row["busbw_gbs"]
+
+
+def test_what_hidden_nvlinks_of_several_devices_could_carry_is_said_of_all() -> None:
+    run = pcie({}, lambda _w, _m: 22.0)
+    run = replace(run, measurements=[trials(Work(Operation.ALLREDUCE), (0, 1, 2, 3), 52.5)])
+    verdict = the(run, Kind.HIDDEN_NVLINK)
+    assert (verdict.members, verdict.links) == ((0, 1, 2, 3), frozenset())
 
 
 def test_a_hidden_nvlink_makes_no_outlier_of_the_others() -> None:

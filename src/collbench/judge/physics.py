@@ -378,6 +378,16 @@ class Check:
         marks = () if flag is None else (flag,)
         return sample if sample.marks == marks else replace(sample, marks=marks)
 
+    def fastest(self, measurement: Measurement) -> float:
+        """Return the rate of a data point's fastest batch, GB/s; 0.0 without any."""
+        batches = [seconds for sample in measurement.samples for seconds in _times(sample)]
+        return rate_gbs(measurement.point, min(batches)) if batches else 0.0
+
+    def shows_hidden(self, measurement: Measurement) -> bool:
+        """Return whether a data point beats what its labels allow and only NVLinks that none of them shows carry it."""
+        rate, labelled = self.fastest(measurement), self._labelled.of(measurement.point)
+        return labelled is not None and rate > MARGIN * labelled.gbs and self.beaten(measurement) is None
+
     def beaten(self, measurement: Measurement) -> Impossible | None:
         """Return what is impossible in a data point, None if nothing is."""
         batches = [seconds for sample in measurement.samples for seconds in _times(sample)]

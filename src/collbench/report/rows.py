@@ -202,7 +202,7 @@ def _point_rows(run: Run) -> Iterator[Row]:
         point = measurement.point
         path = None if point.variant.host_memory else paths.get(frozenset(point.members))
         impossible = check.beaten(measurement)
-        limit = impossible.capacity if impossible else check.limit(point, 0.0)
+        limit = impossible.capacity if impossible else check.limit(point, check.fastest(measurement))
         yield {
             **devices_of(run, point.members),
             **_work(run, point),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from rich.text import Text
@@ -15,20 +16,18 @@ def drawn(
 ) -> Iterator[Text]:
     """Yield the texts of a page's parts, top to bottom, with their styles.
 
-    Sentences are `wide` columns wide; `columns` are those of the terminal, None for a pipe. The command that checks a
-    finding stays whole, because it is to be copied.
+    Sentences are `wide` columns wide; `columns` are those of the terminal, None for a pipe, in which no line is wrapped:
+    its reader searches lines. The command that checks a finding stays whole, because it is to be copied.
     """
     for part in shown(page, verbose=verbose):
         if isinstance(part, Table):
             folded = [part] if columns is None else fold(part, columns)
             yield Text("\n\n".join("\n".join(one.lines()) for one in folded))
         elif isinstance(part, Found):
-            yield _found(part, wide)
-        elif isinstance(part, Prose):
-            yield _wrapped(part, wide, part.hang)
+            yield _found(part, sys.maxsize if columns is None else wide)
         elif colored or not isinstance(part, Legend):
-            whole = columns is None or isinstance(part, Figures)
-            yield part if whole else _wrapped(part, wide, NAME_WIDE if isinstance(part, Lines) else 0)
+            hang = part.hang if isinstance(part, Prose) else NAME_WIDE if isinstance(part, Lines) else 0
+            yield part if columns is None or isinstance(part, Figures) else _wrapped(part, wide, hang)
 
 
 def _found(found: Found, width: int) -> Text:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from statistics import median
+from typing import Any
 
 from collbench.judge.diagnose.blame import THROTTLED, Blame, UnhealthyDevices, blames, of_devices, verdict_on
 from collbench.judge.diagnose.elements import Part
@@ -120,18 +121,7 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
     for one in beaten:
         for link in directed_links(one.point.work, one.point.members):
             of_links[link].append(one)
-    unlabelled = Check(facts.run).hidden
-    hidden = {link for link in links if frozenset(link) in unlabelled} - of_links.keys()
-    for blame in _blames_by_label(facts, hidden, links):
-        vm = facts.run.machine.virtualization
-        hides = "a virtual machine or the driver" if vm in ("", "none") else f"the virtual machine ({vm})"
-        cause = Cause(
-            "nvlinks_hidden",
-            f"{hides} hides the NVLinks or NVSwitches from the labels, which are used, unless the timing is wrong",
-            f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}; lspci | grep -i nvidia",
-        )
-        text = "faster than PCIe can be, though the label has no NVLink"
-        yield verdict_on(facts, Kind.HIDDEN_NVLINK, blame, text, cause, [links[link] for link in blame.links])
+    yield from _hidden(facts, links, of_links.keys())
     judged = {
         link
         for measurement in facts.run.measurements
@@ -144,6 +134,47 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
     if of_others:
         members = tuple(sorted({device for one in of_others for device in one.capacity.devices}))
         yield _impossible(facts, of_devices(facts, members), of_others)
+
+
+def _hidden(facts: Facts, links: Mapping[Link, Reading], impossible_links: Collection[Link]) -> Iterator[Verdict]:
+    """Yield where NVLinks that no label shows carry what was measured: large copies, else anything beyond PCIe."""
+    check, rates = Check(facts.run), defaultdict[Link, list[float]](list)
+    others: dict[tuple[int, ...], list[float]] = defaultdict(list)  # of more than two devices
+    for measurement in facts.run.measurements:
+        if check.shows_hidden(measurement):
+            point, rate = measurement.point, check.fastest(measurement)
+            for link in directed_links(point.work, point.members):
+                rates[link].append(rate)
+            if not directed_links(point.work, point.members):
+                others[tuple(sorted(point.members))].append(rate)
+    shown = {link for link in links if frozenset(link) in check.hidden}
+    hidden = (shown | rates.keys()) - {*impossible_links}
+    for blame in _blames_by_label(facts, hidden, links.keys() | hidden):
+        readings = [links[link] for link in blame.links if link in shown]
+        more = {} if readings else _span(facts, blame, [rate for link in blame.links for rate in rates[link]])
+        yield _hidden_verdict(facts, blame, readings, more)
+    for members, beyond in sorted(others.items()):
+        if not any({*link} <= {*members} for link in hidden):
+            blame = of_devices(facts, members)
+            yield _hidden_verdict(facts, blame, (), _span(facts, blame, beyond))
+
+
+def _hidden_verdict(facts: Facts, blame: Blame, readings: Collection[Reading], more: Mapping[str, Any]) -> Verdict:
+    vm = facts.run.machine.virtualization
+    hides = "a virtual machine or the driver" if vm in ("", "none") else f"the virtual machine ({vm})"
+    cause = Cause(
+        "nvlinks_hidden",
+        f"{hides} hides the NVLinks or NVSwitches from the labels, which are used, unless the timing is wrong",
+        f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}; lspci | grep -i nvidia",
+    )
+    text = "faster than PCIe can be, though the label has no NVLink"
+    return verdict_on(facts, Kind.HIDDEN_NVLINK, blame, text, cause, readings, **more)
+
+
+def _span(facts: Facts, blame: Blame, rates: Sequence[float]) -> dict[str, Any]:
+    """Return what a verdict without readings says of the fastest batches of data points."""
+    theory_gbs = facts.limit(min(blame.links)) if blame.links else None
+    return {"theory_gbs": theory_gbs, "measured": (min(rates), median(rates), max(rates))}
 
 
 def _blames_by_label(facts: Facts, bad: set[Link], links: Collection[Link], *, rates: bool = False) -> Iterator[Blame]:

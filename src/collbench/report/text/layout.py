@@ -17,9 +17,9 @@ class Lines(Text):
 
 
 class Prose(Text):
-    """A sentence, or several lines of some: wrapped to its readers' columns, in a pipe, too.
+    """A sentence, or several lines of some.
 
-    Further lines of a sentence begin `hang` columns to the right of the page's edge.
+    Wrapped in a terminal, further lines of a sentence begin `hang` columns to the right of the page's edge.
     """
 
     hang = 0
