@@ -11,11 +11,12 @@ from dataclasses import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from collbench.judge.diagnose import Diagnosis
+from collbench.judge.outcome import outcome
 from collbench.judge.physics import impossible, marked
 from collbench.judge.summary import rank_summary
-from collbench.judge.tiers import Relation, rank_pairs
-from collbench.model.operations import Operation
-from collbench.model.run import Path, Run
+from collbench.judge.tiers import Relation, rank_links, rank_pairs
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Measurement, Path, Run
 from collbench.report import nccl_tests
 from collbench.report.html.content import content
 from collbench.report.prometheus import as_prometheus
@@ -79,6 +80,27 @@ def test_an_unknown_limit_is_empty_and_not_zero() -> None:
     unknown = replace(WRONG, paths=tuple(replace(path, theory_gbs=None) for path in WRONG.paths))
     assert impossible(unknown) == []
     assert [row["limit_gbs"] for row in rows(unknown)] == [None, None]
+
+
+def test_the_mark_of_a_pair_is_on_no_table_of_its_devices() -> None:
+    """A staged copy of 100 GB/s beats the slot of GPU0, 63 GB/s; the copies of GPU0 with host memory do not."""
+
+    def of(operation: Operation, variant: Variant, members: tuple[int, ...], gbs: float) -> Measurement:
+        one = measured(operation, members, gbs)
+        return replace(one, point=replace(one.point, variant=variant))
+
+    host = [of(Operation.D2H_CE, Variant.HOST, (at,), 55.0) for at in (0, 1)]
+    staged = [of(Operation.CE_WRITE, Variant.STAGED, link, 100.0) for link in ((0, 1), (1, 0))]
+    slots = [replace(device, pcie_generation=5, pcie_width=16) for device in gpus(2)]
+    run = run_of(slots, [*host, *staged], [Path((0, 1), "SYS", "SYS", 0, 63.0)])
+    assert [trouble.devices for trouble in outcome(run).troubles] == [(0,), (1,)]
+    relations = {
+        work.variant: {one.relation for one in ranking.standings}
+        for work in (Work(Operation.D2H_CE, Variant.HOST), Work(Operation.CE_WRITE, Variant.STAGED))
+        if (ranking := rank_links(run, work, GIB)) is not None
+    }
+    assert Relation.IMPOSSIBLE not in relations[Variant.HOST]
+    assert relations[Variant.STAGED] == {Relation.IMPOSSIBLE}
 
 
 def test_rank_does_not_say_failed_of_a_rate_above_a_limit() -> None:

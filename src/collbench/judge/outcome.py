@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import comb
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collbench.model.errors import ExitStatus, Failure
 from collbench.model.operations import Endpoints, Operation, Work
@@ -23,6 +23,9 @@ from collbench.model.run import (
     Skipped,
     at_the_ends,
 )
+
+if TYPE_CHECKING:
+    from collbench.judge.physics import Impossible
 
 # Why a run has no figure for a set of devices: one answer for every page and command.
 
@@ -142,8 +145,9 @@ def _kind_of(failure: Failure) -> TroubleKind:
 class Trouble:
     """What is wrong on a set of devices (positions, ascending; () if unknown), with the number of data points.
 
-    `figure` is the highest rate in GB/s of an impossible one, None otherwise. `link` has the source and the destination
-    if all copies among the data points went one way, () otherwise.
+    Of impossible data points they are those whose link, port or slot these beat, `measured` are the sets that the data
+    points describe, and `figure` is the highest rate in GB/s. `link` has the source and the destination if all copies
+    among the data points went one way, () otherwise.
     """
 
     kind: TroubleKind
@@ -151,6 +155,7 @@ class Trouble:
     count: int
     figure: float | None = None
     link: tuple[int, ...] = ()
+    measured: frozenset[tuple[int, ...]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,11 @@ class Outcome:
         """Return whether a rate above a limit is all that is wrong on this very set."""
         kinds = {one.kind for one in self.troubles if one.devices == tuple(sorted(members))}
         return kinds == {TroubleKind.IMPOSSIBLE}
+
+    def kinds(self, members: Collection[int]) -> set[TroubleKind]:
+        """Return what is wrong with the data points of this very set, apart from those that were not tried."""
+        own = tuple(sorted(members))
+        return {one.kind for one in self.troubles if own in (one.measured or {one.devices})} - {TroubleKind.UNTRIED}
 
     def within(self, members: Collection[int]) -> tuple[tuple[int, ...], ...]:
         """Return the smallest sets of devices among these positions where something went wrong."""
@@ -251,12 +261,16 @@ def _wrong_or_failed(run: Run) -> Iterator[tuple[TroubleKind, Work | None, Membe
 
 def _impossible(run: Run) -> Iterator[Trouble]:
     """Yield the devices whose link, port or slot some data points beat."""
-    beaten: dict[tuple[int, ...], list[float]] = {}
     from collbench.judge.physics import impossible  # late: numpy, which --help does not need
 
+    beaten: dict[tuple[int, ...], list[Impossible]] = {}
     for one in impossible(run):
-        beaten.setdefault(tuple(sorted(one.capacity.devices)), []).append(one.rate_gbs)
-    yield from (Trouble(TroubleKind.IMPOSSIBLE, some, len(rates), max(rates)) for some, rates in beaten.items())
+        beaten.setdefault(tuple(sorted(one.capacity.devices)), []).append(one)
+    for devices, those in beaten.items():
+        measured = frozenset(one.point.work.place(one.point.members) for one in those)
+        yield Trouble(
+            TroubleKind.IMPOSSIBLE, devices, len(those), max(one.rate_gbs for one in those), measured=measured
+        )
 
 
 # What disturbed the trials: throttling, heat, other processes that work.

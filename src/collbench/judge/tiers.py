@@ -11,7 +11,7 @@ from enum import StrEnum
 from itertools import combinations, permutations
 from statistics import median
 
-from collbench.judge.outcome import Absence, Absences, Outcome, outcome, unordered
+from collbench.judge.outcome import Absence, Absences, Outcome, TroubleKind, outcome, unordered
 from collbench.judge.stats import (
     FEWEST_TRIALS,
     OwnNoise,
@@ -430,8 +430,8 @@ def _ranking(
 
     def standing(members: Members, tier: int) -> RankedLink:
         summary, estimate = summarize(points[members]), estimated[members]
-        if ended.failed(members):
-            relation = Relation.IMPOSSIBLE if ended.impossible(members) else Relation.FAILED
+        if wrong := ended.kinds(members):
+            relation = Relation.IMPOSSIBLE if wrong == {TroubleKind.IMPOSSIBLE} else Relation.FAILED
         elif differs(best, estimate, len(order), delta):
             relation = Relation.DIFFERENT
         else:
@@ -451,8 +451,8 @@ def _ranking(
         spread=1 - math.exp(ordered[-1].middle - ordered[0].middle),
         equal=all(ties(best, other, delta) for other in others.values()),
         trials=min(len(estimate.trials) for estimate in ordered),
-        failed=tuple(some for some in sets if ended.failed(some)),
-        impossible=tuple(some for some in sets if ended.impossible(some)),
+        failed=tuple(some for some in sets if ended.kinds(some)),
+        impossible=tuple(some for some in sets if ended.kinds(some) == {TroubleKind.IMPOSSIBLE}),
         missing=tuple(Missing(size_bytes, some, absences.of(work, some, size_bytes)) for some in absent if absences),
     )
 
