@@ -81,6 +81,26 @@ def test_a_direction_that_lost_is_named_with_its_own_loss(title: str, there: flo
 
 
 @pytest.mark.parametrize(
+    ("title", "slow", "named"),
+    [
+        ("a GPU", lambda a, b: 2 in (a, b), "all 3 pairs of GPU2"),
+        ("two of its three pairs", lambda a, b: {a, b} in ({0, 2}, {1, 2}), "all of GPU"),
+        ("a GPU and another pair", lambda a, b: 2 in (a, b) or {a, b} == {0, 1}, "all of GPU"),
+        ("a pair", lambda a, b: {a, b} == {0, 2}, "all of GPU0-GPU2"),
+    ],
+)
+def test_a_gpu_whose_pairs_are_all_slower_is_named_and_none_of_them(
+    title: str, slow: Callable[[int, int], bool], named: str
+) -> None:
+    new = copies(lambda a, b: 0.7 if slow(a, b) else 1.0, seed=1)
+    shown = text(page(compare(copies(), new, FAIL), ("a.json", "b.json")))
+    said = re.match(r"Regression: (.*?): (\d+\.\d)% slower, ", shown)
+    assert said is not None, shown
+    assert said[1].startswith(named), title
+    assert float(said[2]) == pytest.approx(30, abs=1)
+
+
+@pytest.mark.parametrize(
     ("title", "operation", "variant", "there", "here", "one"),
     [
         ("ranks in another order", Operation.ALLREDUCE, Variant.PLAIN, (0, 1, 2), (2, 0, 1), True),

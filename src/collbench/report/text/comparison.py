@@ -285,19 +285,35 @@ def _not_slower(comparison: Comparison) -> str:
 def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
     """Return which group lost most, without groups which data point, and how much: "… on GPU0→GPU3: 45.1% slower".
 
+    Where all pairs of one GPU are slower, and no devices without it, it is that GPU: which pair is slowest is chance.
     Of data points it is one that a row of the page shows, if one of these is among them.
     """
     shown = {change.key for _, _, change in _rows(comparison, ChangeVerdict.WORSE)}
     copies = _largest_copies(comparison)
     groups = [_named(comparison, one, copies) for one in slower if isinstance(one, Group)]
     changes = [one for one in slower if isinstance(one, Change)]
-    if groups:
+    if found := _slow_device(comparison, slower):
+        ratio, name = found
+    elif groups:
         ratio, name = min(groups)
     else:
         worst = min([one for one in changes if one.key in shown] or changes, key=lambda one: one.ratio)
         ratio, key = worst.ratio, worst.key
         name = f"{key.work} at {format_size(key.size_bytes)} on {_device_names(comparison, key.members, key.work)}"
     return f"{name}: {1 - ratio:.1%} slower"
+
+
+def _slow_device(comparison: Comparison, slower: Sequence[Change | Group]) -> tuple[float, str] | None:
+    """Return the median ratio of the pairs of the one GPU that all slower devices have in common, and its name."""
+    groups = [one for one in slower if isinstance(one, Group) and one.kind is GroupKind.DEVICES]
+    common = set[int].intersection(*({*group.members} for group in groups)) if groups else set()
+    if len(common) != 1:
+        return None
+    pairs = [pair for pair in _pairs(comparison) if common <= {*pair.members}]
+    if len(pairs) < 2 or any(pair not in groups for pair in pairs):
+        return None
+    name = f"all {len(pairs)} pairs of {_device_names(comparison, [*common])}"
+    return median(pair.ratio for pair in pairs), name
 
 
 def _named(comparison: Comparison, group: Group, copies: _Copies) -> tuple[float, str]:
