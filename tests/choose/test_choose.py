@@ -47,12 +47,22 @@ def test_on_a_dgx_1v_a_choice_has_the_most_rings(k: int, rings: int, measured: i
 
 def test_the_reason_names_what_was_gained() -> None:
     run = pair_run(4, lambda a, b: {(0, 1): 48.34, (2, 3): 9.536}.get((a, b), 24.0))
-    assert choose(run, 2).why(gpus(20)) == "48.3 GB/s; the machine's worst pair reaches 9.54 GB/s"
+    assert choose(run, 2).why(gpus(20)) == "48.3 GB/s (same as the first 2); the machine's worst pair reaches 9.54 GB/s"
+    first = pair_run(4, lambda a, b: {(0, 1): 17.0, (0, 3): 48.34, (2, 3): 9.536}.get((a, b), 24.0))
+    assert (
+        choose(first, 2).why(gpus(20)) == "48.3 GB/s (the first 2: 17 GB/s); the machine's worst pair reaches 9.54 GB/s"
+    )
     run.measurements = run.measurements[:-2] + run.measurements[-1:]
-    assert choose(run, 2).why(gpus(20)) == "48.3 GB/s; the machine's worst measured pair reaches 9.54 GB/s"
+    assert (
+        choose(run, 2).why(gpus(20))
+        == "48.3 GB/s (same as the first 2); the machine's worst measured pair reaches 9.54 GB/s"
+    )
     alike = pair_run(4, lambda _a, _b: 48.34)
     alike.measurements = alike.measurements[:-1]
-    assert choose(alike, 2).why(gpus(20)) == "48.3 GB/s; the machine's worst measured pair reaches as much"
+    assert (
+        choose(alike, 2).why(gpus(20))
+        == "48.3 GB/s (the first 2: 48.3 GB/s); the machine's worst measured pair reaches as much"
+    )
 
 
 def test_pairs_that_were_not_measured_are_not_taken_for_equal() -> None:
@@ -216,7 +226,7 @@ def test_a_tie_is_only_of_the_pairs_without_those_left_out(seed: int, factor: fl
 def test_a_worst_pair_is_only_that_of_the_others() -> None:
     run = pair_run(5, lambda a, b: {0: 5.0, 1: 48.0}.get(a, 24.0))
     run.health_before = (Health(processes=1), *[IDLE] * 4)
-    assert choose(run, 2).why(gpus(5)) == "48 GB/s; the worst pair without GPU0 reaches 24 GB/s"
+    assert choose(run, 2).why(gpus(5)) == "48 GB/s (same as the first 2); the worst pair without GPU0 reaches 24 GB/s"
 
 
 def test_those_that_are_left_are_no_choice() -> None:

@@ -235,13 +235,13 @@ def _why(problem: SelectionProblem, shortlist: tuple[Candidate, ...], without: s
         return problem.grounds
     if chosen.band.hi <= 0:
         return f"no set of {k} is without a fault"
+    whole = "" if not default.band.unmeasured else ", not all of its pairs measured"
+    other = f"same as the first {k}" if chosen is default else f"the first {k}: {default.band}{whole}"
     if k == 2 and not chosen.band.unmeasured:
         pair = f"worst {'measured ' if problem.wired.missing.any() else ''}pair"
         whose = f"the {pair}{without}" if without else f"the machine's {pair}"
         best, worst = fixed(chosen.band.lo, 3), fixed(problem.worst, 3)
-        return f"{best} GB/s; {whose} reaches {f'{worst} GB/s' if worst != best else 'as much'}"
-    whole = "" if not default.band.unmeasured else ", not all of its pairs measured"
-    other = f"same as the first {k}" if chosen is default else f"the first {k}: {default.band}{whole}"
+        return f"{best} GB/s ({other}); {whose} reaches {f'{worst} GB/s' if worst != best else 'as much'}"
     return f"predicted {chosen.band} over {chosen.band.basis} ({other})"
 
 
@@ -294,13 +294,13 @@ def choose_by_labels(
     if not choice.tied and choice.band is not None:  # labels have an order, not rates
         between = labels_within(paths, choice.members)
         first = next(some for some in choice.finalists if some.default)
+        basis = labels_within(paths, first.members)[0] if k == 2 else first.band.basis
+        basis = "a pair without P2P" if denied_peers(paths, first.members) else basis
+        other = f"same as the first {k}" if first.members == choice.members else f"the first {k}: {basis}"
         if k == 2:
             whose = f"the worst pair{without}" if without else "the machine's worst pair"
-            reason = f"{between[0]}; {whose} has {labels_within(paths, fit)[-1]}"
+            reason = f"{between[0]} ({other}); {whose} has {labels_within(paths, fit)[-1]}"
         else:
-            same = first.members == choice.members
-            basis = "a pair without P2P" if denied_peers(paths, first.members) else first.band.basis
-            other = f"same as the first {k}" if same else f"the first {k}: {basis}"
             reason = f"{', '.join(between)} over {choice.band.basis} ({other})"
         reason += _HEURISTIC if choice.heuristic else ""
     if not some_have_peers and k > 1:
