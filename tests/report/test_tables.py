@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.summary import rank_summary
@@ -71,3 +72,23 @@ def test_of_a_page_only_figures_are_wider_than_a_narrow_terminal() -> None:
     lines = "\n".join(text.plain for text in drawn(parts, verbose=True, wide=40, columns=40)).splitlines()
     assert {line for line in lines if len(line) > 40} <= {*figures.splitlines()}
     assert len({line for line in lines if len(line) > 30}) > 10
+
+
+def test_in_a_pipe_each_sentence_is_one_line_whatever_part_it_is() -> None:
+    sentence = " ".join(["a word"] * 40)
+    found = layout.Found("KIND", "GPU0", "red", [("cause", sentence)], "command")
+    parts: list[layout.Part] = [
+        layout.prose(sentence, hang=2),
+        layout.Lines(f"cause     {sentence}"),
+        Text(sentence),
+        found,
+    ]
+    lines = "\n".join(text.plain for text in drawn(parts, verbose=False)).splitlines()
+    assert [line for line in lines if sentence in line] == [
+        sentence,
+        f"cause     {sentence}",
+        sentence,
+        f"  cause     {sentence}",
+    ]
+    narrow = "\n".join(text.plain for text in drawn(parts, verbose=False, wide=60, columns=60)).splitlines()
+    assert max(map(len, narrow)) <= 60

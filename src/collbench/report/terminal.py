@@ -16,8 +16,8 @@ def drawn(
 ) -> Iterator[Text]:
     """Yield the texts of a page's parts, top to bottom, with their styles.
 
-    Sentences are `wide` columns wide; `columns` are those of the terminal, None for a pipe, in which no line is wrapped:
-    its reader searches lines. The command that checks a finding stays whole, because it is to be copied.
+    Sentences are `wide` columns wide. `columns` are those of the terminal, None for a pipe: there no line is wrapped,
+    because its reader searches lines. The command that checks a finding stays whole, because it is to be copied.
     """
     for part in shown(page, verbose=verbose):
         if isinstance(part, Table):
