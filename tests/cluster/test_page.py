@@ -109,10 +109,10 @@ def test_where_all_uplinks_are_oversubscribed_the_first_line_says_so_and_none_sa
     assert first_of_all.startswith(
         "across    pairs across switches lose 50% if all run at once: slow or oversubscribed uplinks"
     )
-    assert second.startswith("slow      no node, and no uplink more than the others")
+    assert second.startswith("found     no slow node and no uplink slower than the others")
     first, *_ = text(page(SIM, replace(judgement, across=(-0.01,)), None)).splitlines()
-    assert first.startswith("slow      no node and no uplink")
+    assert first.startswith("found     no slow node and no slow uplink")
     doubtful = replace(healthy, node=2, sends=Effect(-0.03, (-0.06, 0.01), State.UNDECIDED))
     lines = text(page(SIM, replace(judgement, nodes=(*judgement.nodes, doubtful)), None)).splitlines()
     assert lines[0] == first_of_all
-    assert lines[1].startswith("slow      no node for certain: 1 node is in doubt")
+    assert lines[1].startswith("found     nothing slow for certain: 1 node is in doubt")

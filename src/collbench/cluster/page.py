@@ -151,10 +151,10 @@ def _findings(origin: SurveyOrigin, judgement: Judgement) -> Iterator[str]:
     undecided = [one for one in judgement.nodes if one.state is State.UNDECIDED]
     yield from (across := [*_across(judgement, mark)])
     if judgement.judged and not (judgement.slow_nodes or judgement.slow_uplinks):
-        uplinks = ", and no uplink more than the others" if across else " and no uplink"
+        nothing = f"no slow node and no {'uplink slower than the others' if across else 'slow uplink'}"
         if doubtful := len(either) + len(undecided):
-            uplinks = f" for certain: {amount(doubtful, 'node')} {verb(doubtful, 'is', 'are')} in doubt"
-        yield f"slow      no node{uplinks}{mark}"
+            nothing = f"nothing slow for certain: {amount(doubtful, 'node')} {verb(doubtful, 'is', 'are')} in doubt"
+        yield f"found     {nothing}{mark}"
     noise = f"noise {judgement.noise:.1%} per measurement"
     yield f"typical   a pair reaches {fixed(judgement.typical_gbs)} GB/s busbw; {noise}{mark}"
     if judgement.fast_pair:
