@@ -104,6 +104,22 @@ def test_a_rate_below_one_setting_of_nvls_is_said_to_be_usual_with_the_other_at_
 
 
 @pytest.mark.parametrize(
+    ("title", "machine", "rate", "status"),
+    [
+        ("below with NVLS, usual without", "8 x H100", "365", 1),
+        ("below with either", "8 x H100", "311", 3),
+        ("nothing is known without NVLS", "8 x B300", "400", 1),
+        ("a machine without NVLS", "8 x A100", "100", 3),
+        ("what no links carry", "8 x H100", "9999", 3),
+    ],
+)
+def test_a_rate_is_no_contradiction_while_the_setting_of_nvls_that_would_allow_it_has_no_figure(
+    program: Program, title: str, machine: str, rate: str, status: int
+) -> None:
+    assert program("reference", machine, "allreduce", "--size", "1G", "--busbw", rate).status == status, title
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["H100", "--size", "1G"], "--size asks about one operation"),

@@ -182,7 +182,7 @@ def reference(
     product name, with the number of GPUs as "8 x H100".
 
     With OPERATION and --size: what is normal there. Exit status with --busbw: 0; 3 if it is below, or above what the
-    links carry; 1 if there is nothing to compare it with.
+    links carry; 1 if there is nothing to compare it with, or only figures of one NVLS setting call it below.
 
     \b
     Examples:
@@ -243,18 +243,26 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
             'what is normal depends on the number of GPUs, which comes first, as in "2 x H200": '
             f"there are figures of {listed}"
         )
-    standings = {place(one, busbw) for one in found} if busbw is not None else set()
+    if busbw is None:
+        for one in found:
+            echo_sentence(placed(one, None))
+        return
+    standings = {place(one, busbw) for one in found}
+    others = [*_of_other_nvls(kinds, found, size)] if ReferenceVerdict.BELOW in standings else []
+    usual = [one for one in others if place(one, busbw) is not ReferenceVerdict.BELOW]
     # Where figures of several machines fit the name, a rate is below or impossible if it is by all that judge it.
     judged = standings - {ReferenceVerdict.NOT_JUDGED}
     wrong = judged and judged <= {ReferenceVerdict.BELOW, ReferenceVerdict.IMPOSSIBLE}
-    status = ExitStatus.CONTRADICTION if wrong else ExitStatus.DONE
-    with leaving(ExitStatus.FAILED if standings == {ReferenceVerdict.NOT_JUDGED} else status):
+    # A rate that one NVLS setting is faster than may have been measured with the other, which no figure judges.
+    settings = {one.figure.nvls for one in (*found, *others)}
+    unknown = judged == {ReferenceVerdict.BELOW} and (usual or settings in ({"on"}, {"off"}))
+    status = ExitStatus.CONTRADICTION if wrong and not unknown else ExitStatus.DONE
+    nothing = unknown or standings == {ReferenceVerdict.NOT_JUDGED}
+    with leaving(ExitStatus.FAILED if nothing else status):
         for one in found:
             echo_sentence(placed(one, busbw))
-        if busbw is not None and ReferenceVerdict.BELOW in standings:
-            for other in _of_other_nvls(kinds, found, size):
-                if place(other, busbw) is not ReferenceVerdict.BELOW:
-                    echo_sentence(placed(other, None))
+        for one in usual:
+            echo_sentence(placed(one, None))
 
 
 def _of_other_nvls(kinds: Sequence[tuple[Figure, ...]], found: Sequence[Reference], size: int) -> Iterator[Reference]:
