@@ -52,6 +52,7 @@ PRINTED = [
     ("collbench-comparison", ("compare", "run.json", "other.json")),
     ("collbench-reference", ("compare", "run.json", "--reference")),
     ("collbench-references", ("reference", "H100")),
+    ("collbench-reference-rate", ("reference", "8 x H100", "allreduce", "--size", "1G")),
     ("collbench-prediction", ("predict", "run.json", "--params", "12B", "--strategy", "fsdp")),
     (
         "collbench-job-prediction",
@@ -73,7 +74,13 @@ def test_all_of_stdout_is_json_that_says_what_it_is(saved: Program, name: str, a
 
 
 # What has no figures of a backend: published ones, several runs, this machine's setup, and a job's own record.
-WITHOUT_BACKEND = {"collbench-references", "collbench-runs", "collbench-doctor", "collbench-job-report"}
+WITHOUT_BACKEND = {
+    "collbench-references",
+    "collbench-reference-rate",
+    "collbench-runs",
+    "collbench-doctor",
+    "collbench-job-report",
+}
 
 
 def test_a_script_tells_simulated_figures_by_the_same_key_everywhere(saved: Program) -> None:

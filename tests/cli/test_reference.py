@@ -104,6 +104,29 @@ def test_a_rate_below_one_setting_of_nvls_is_said_to_be_usual_with_the_other_at_
 
 
 @pytest.mark.parametrize(
+    ("machine", "rate", "normal", "status"),
+    [
+        # NVIDIA's and Azure's figures of 1G; without NVLS only of 8G.
+        ("8 x H100", "365", [("on", 2**30, "below"), ("off", 2**33, None)], 1),
+        ("8 x H100", "311", [("on", 2**30, "below")], 3),
+        ("8 x A100", None, [(None, 2**30, None)], 0),
+        ("3 x H100", "311", [], 1),
+    ],
+)
+def test_json_has_what_is_normal_at_a_size_and_whether_a_rate_is(
+    program: Program, machine: str, rate: str | None, normal: list[tuple[str | None, int, str | None]], status: int
+) -> None:
+    result = program("reference", machine, "allreduce", "--size", "1G", *(["--busbw", rate] if rate else []), "--json")
+    answer = json.loads(result.out)
+    assert (answer["format"], answer["exit_status"]) == ("collbench-reference-rate", status)
+    assert (result.status, answer["busbw_gbs"]) == (status, float(rate) if rate else None)
+    assert [(one["nvls"], one["size_bytes"], one["standing"]) for one in answer["normal"]] == normal
+    for one in answer["normal"]:
+        low, high = one["band_gbs"]
+        assert low < high < one["limit_gbs"]
+
+
+@pytest.mark.parametrize(
     ("title", "machine", "rate", "status"),
     [
         ("below with NVLS, usual without", "8 x H100", "365", 1),
@@ -130,7 +153,6 @@ def test_a_rate_is_no_contradiction_while_the_setting_of_nvls_that_would_allow_i
         (["H100 x 8"], "'H100 x 8' has the number of GPUs last: write '8 x H100'"),
         (["h100x8", "allreduce", "--size", "1G"], "'h100x8' has the number of GPUs last: write '8 x h100'"),
         (["H200", "allreduce", "--size", "1G", "--busbw", "326"], "what is normal depends on the number of GPUs"),
-        (["H100", "allreduce", "--size", "1G", "--json"], "--json prints the table"),
         (["H100", "gather"], "there is no published figure for gather on 'H100'"),
     ],
 )

@@ -198,8 +198,6 @@ def reference(
         raise UsageError("--size asks about one operation: name it, as 'collbench reference \"8 x H100\" allreduce'")
     if busbw is not None and size is None:
         raise UsageError("--busbw needs the message size of the rate: add --size")
-    if size is not None and is_json():
-        raise UsageError("--json prints the table: leave out --size, or --json")
     kinds = _kinds(by_kind(load()), machine or "", operation)
     if not kinds and (last := _COUNTED_LAST.fullmatch(machine or "")):
         raise UsageError(f"'{machine}' has the number of GPUs last: write '{last[2]} x {last[1].strip()}'")
@@ -228,13 +226,14 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
     A minimum of an acceptance test is printed only where nothing was measured.
     """
     from collbench.judge.references import ReferenceVerdict, place, reference_at
-    from collbench.report.text.reference import NOTHING, placed
+    from collbench.report.text.reference import NOTHING, placed, placed_json
 
     found = [one for kind in kinds if (one := reference_at(kind, size))]
     found = [one for one in found if one.sources] or found
     if not found:
+        nowhere = f"{what}: {NOTHING}; 'collbench reference' lists what there is\n"
         with leaving(ExitStatus.FAILED):
-            echo(f"{what}: {NOTHING}; 'collbench reference' lists what there is")
+            echo(placed_json({}, busbw, ExitStatus.FAILED) if is_json() else nowhere, end="")
         return
     counts = sorted({one.figure.ranks for one in found})
     if busbw is not None and len(counts) > 1:
@@ -243,13 +242,9 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
             'what is normal depends on the number of GPUs, which comes first, as in "2 x H200": '
             f"there are figures of {listed}"
         )
-    if busbw is None:
-        for one in found:
-            echo_sentence(placed(one, None))
-        return
-    standings = {place(one, busbw) for one in found}
+    standings = {place(one, busbw) for one in found} if busbw is not None else set()
     others = [*_of_other_nvls(kinds, found, size)] if ReferenceVerdict.BELOW in standings else []
-    usual = [one for one in others if place(one, busbw) is not ReferenceVerdict.BELOW]
+    usual = [one for one in others if busbw is not None and place(one, busbw) is not ReferenceVerdict.BELOW]
     # Where figures of several machines fit the name, a rate is below or impossible if it is by all that judge it.
     judged = standings - {ReferenceVerdict.NOT_JUDGED}
     wrong = judged and judged <= {ReferenceVerdict.BELOW, ReferenceVerdict.IMPOSSIBLE}
@@ -257,12 +252,14 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
     settings = {one.figure.nvls for one in (*found, *others)}
     unknown = judged == {ReferenceVerdict.BELOW} and (usual or settings in ({"on"}, {"off"}))
     status = ExitStatus.CONTRADICTION if wrong and not unknown else ExitStatus.DONE
-    nothing = unknown or standings == {ReferenceVerdict.NOT_JUDGED}
-    with leaving(ExitStatus.FAILED if nothing else status):
-        for one in found:
-            echo_sentence(placed(one, busbw))
-        for one in usual:
-            echo_sentence(placed(one, None))
+    status = ExitStatus.FAILED if unknown or standings == {ReferenceVerdict.NOT_JUDGED} else status
+    rates = dict.fromkeys(found, busbw) | dict.fromkeys(usual)
+    with leaving(status):
+        if is_json():
+            echo(placed_json(rates, busbw, status), end="")
+            return
+        for one, rate in rates.items():
+            echo_sentence(placed(one, rate))
 
 
 def _of_other_nvls(kinds: Sequence[tuple[Figure, ...]], found: Sequence[Reference], size: int) -> Iterator[Reference]:

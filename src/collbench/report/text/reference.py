@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -318,6 +318,18 @@ def placed(reference: Reference, gbs: float | None) -> str:
     if standing is ReferenceVerdict.IMPOSSIBLE and reference.ceiling is not None:
         beyond = f", above the {figure(reference.ceiling)} that the links carry"
     return f"{what}: {answer}, {figure(gbs)} GB/s{beyond}; {_band(reference)}"
+
+
+def placed_json(references: Mapping[Reference, float | None], gbs: float | None, status: int) -> str:
+    """Return the same of several figures as JSON text, each with the rate that it judges, None for none."""
+    normal = [
+        picked(one.figure, "machine", "gpus", "links", *_WORK, "ranks", "nvls")
+        | {"size_bytes": one.size_bytes, "sources": tuple(one.sources), "disagree": one.disagree}
+        | {"guide_only": one.orients, "minimum": one.figure.at_least is not None, "band_gbs": list(one.band)}
+        | {"limit_gbs": one.ceiling, "standing": None if rate is None else place(one, rate)}
+        for one, rate in references.items()
+    ]
+    return document("reference-rate", {"exit_status": status, "busbw_gbs": gbs, "normal": plain(normal)})
 
 
 def coverage_json(kinds: Iterable[tuple[Figure, ...]]) -> str:
