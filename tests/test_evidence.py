@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import subprocess
 import sys
+import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,26 @@ _DEFINITIONS = ("95% confidence intervals",)
 def test_the_pages_say_what_the_kept_files_give() -> None:
     result = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def contents(file: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield (name, text) of a kept file, of an archive each member's."""
+    if not file.name.endswith((".tar.gz", ".tgz")):
+        yield file.name, gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        return
+    with tarfile.open(file) as archive:
+        for member in archive:
+            if (inside := archive.extractfile(member)) is not None:
+                yield f"{file.name}:{member.name}", inside.read()
+
+
+def test_no_kept_file_has_a_path_of_the_machine() -> None:
+    own = re.compile(rb"(?<![\w.~/-])/(?:root|work|home)\b")
+    names = subprocess.check_output(["git", "ls-files", "-z", "benchmarks/results"], cwd=ROOT, text=True).split("\0")
+    found = {
+        name: match[0] for file in names if file for name, text in contents(ROOT / file) if (match := own.search(text))
+    }
+    assert found == {}
 
 
 def test_no_table_of_the_results_is_empty() -> None:
