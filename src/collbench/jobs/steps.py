@@ -389,7 +389,7 @@ def _bounds(one: _Unrolled, level: _Level) -> Places:
 
 
 def _uneven(one: _Unrolled, bounds: Places, dropped: set[int]) -> bool:
-    """True if some pause of these sequences is longer in every so manieth of them, beyond chance.
+    """True if some pause of these sequences is longer in every n-th of them, of some n, beyond chance.
 
     `dropped` are sequences whose first pause is not looked at.
     """
