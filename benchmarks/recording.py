@@ -43,6 +43,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from collbench.jobs import job_file
 from collbench.jobs.calls import kernels, report
 from collbench.jobs.job import Ending, Job, JobRank
@@ -127,7 +129,7 @@ def gpu_times(job: Job, rank: JobRank) -> tuple[int, int, float | None]:
     step = rank.step
     step_us: float | None = None
     if step is not None and all(position.gpu is not None for position in step.positions):
-        step_us = float(kernels(step.positions, [position.gpu or math.nan for position in step.positions]).sum())
+        step_us = float(kernels(step, np.array([[position.gpu or math.nan for position in step.positions]]))[0])
     return sum(time > 0 for time in times), len(times), step_us
 
 

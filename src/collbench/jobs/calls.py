@@ -275,18 +275,13 @@ def pauses_of(phase: Phase, step: float | None) -> list[float]:
     return [pause * step / total for pause in medians] if step is not None and total > 0 else [0.0] * len(medians)
 
 
-def kernels(positions: Sequence[Position], seconds: Sequence[float] | Values) -> Values:
-    """Return seconds by position, where calls that NCCL got together share one kernel: the longest, at the first."""
-    array = np.array(seconds, dtype=float)
-    first = 0
-    for index, position in enumerate(positions):
-        if position.together and index:
-            both = array[[first, index]]
-            array[first] = np.nan if np.isnan(both).all() else np.nanmax(both)
-            array[index] = 0.0
-        else:
-            first = index
-    return array
+def kernels(phase: Phase, seconds: Values) -> Values:
+    """Return the seconds of each repetition of those by repetition and call: calls got together share the longest."""
+    spent = np.zeros(len(seconds))
+    for unit in phase.units:
+        times = seconds[:, unit]
+        spent += np.where(np.isnan(times), -np.inf, times).max(axis=1)
+    return np.where(np.isinf(spent), np.nan, spent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,7 +415,7 @@ def _rank_row(
             at = matched_group.ranks.index(rank.rank)
             waiting[:, matched_group.places[at]] = matched_group.times[at] - matched_group.moving
     busy = _busy(phase, own, repetitions, lasted)
-    waits = np.minimum(np.array([kernels(phase.positions, row).sum() for row in waiting]), busy)
+    waits = np.minimum(kernels(phase, waiting), busy)
     timed = np.isfinite(lasted) if np.isfinite(lasted).any() else np.ones(len(own), bool)
     step, kernel, wait = (
         None if np.isnan(values[timed]).any() else float(np.median(values[timed])) for values in (lasted, busy, waits)
@@ -448,7 +443,7 @@ def _busy(phase: Phase, own: Values, repetitions: Sequence[int], lasted: Values)
     Where the source has all that ran on the GPU, those of occasional calls are in it. Without beginnings it is the sum,
     at most the step, because kernels of several groups may overlap.
     """
-    sums = np.array([kernels(phase.positions, row).sum() for row in own])
+    sums = kernels(phase, own)
     passed = {sample.repetition: sample.gpu_time for sample in phase.samples}
     for at, begins in enumerate(_sampled(phase, repetitions, "gpu_starts")):
         both = np.stack([begins, begins + own[at]], axis=1)

@@ -7,9 +7,10 @@ every rank, are kept whole as *samples*, with the time of each call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from math import floor
 from typing import Annotated
 
@@ -162,6 +163,12 @@ class Phase:
     repetitions: Ordinal = 1
     samples: tuple[Sample, ...] = ()
 
+    @property
+    def units(self) -> list[range]:
+        """The places of the calls that NCCL got together, of a single call one."""
+        heads = [at for at, position in enumerate(self.positions) if not (at and position.together)]
+        return [range(*span) for span in pairwise([*heads, len(self.positions)])]
+
 
 @dataclass(frozen=True, slots=True)
 class JobRank:
@@ -264,6 +271,23 @@ class Job:
     def called(self, phase: Phase) -> Sequence[Call]:
         """Return the calls of a phase, in order."""
         return [self.calls[position.call] for position in phase.positions]
+
+
+def not_said(
+    groups: Iterable[Group], calls: Iterable[Call], ranks: Iterable[JobRank], **others: bool
+) -> tuple[Unknown, ...]:
+    """Return what a job does not say, in Unknown's order: by its own tables, and the `others` that its source names."""
+    table = [(call, call.collective) for call in calls]
+    times = (position.gpu for rank in ranks for phase in rank.phases for position in phase.positions)
+    unknown = {
+        "REDUCTION": any(one and one.reduces and not call.reduction for call, one in table),
+        "ROOT": any(one and one.rooted and call.root is None for call, one in table),
+        "PEER": any(one is None and call.peer is None for call, one in table),
+        "GROUP_RANKS": any(not group.ranks for group in groups),
+        "GPU_TIMES": not any(times),
+        **others,
+    }
+    return tuple(one for one in Unknown if unknown.get(one.name))
 
 
 def check_sent_again(job: Job) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import time
 
-_FOLDER = "COLLBENCH_RECORD_FOLDER"
-_STEP_RANGE = "COLLBENCH_RECORD_STEP_RANGE"
+FOLDER = "COLLBENCH_RECORD_FOLDER"
+STEP_RANGE = "COLLBENCH_RECORD_STEP_RANGE"
 _file: int | None = None  # open since the first step, -1 where nobody records
 
 
@@ -21,14 +21,14 @@ def step() -> None:
     """
     global _file  # noqa: PLW0603  # a look at a global is all that an unrecorded step may cost
     if _file is None:
-        _file = _opened(os.environ.get(_FOLDER, ""))
+        _file = _opened(os.environ.get(FOLDER, ""))
     if _file >= 0:
         os.write(_file, time.monotonic_ns().to_bytes(8, "little"))
 
 
 def _opened(folder: str) -> int:
     """Return the file of this process, -1 if there is none to write."""
-    if not folder or os.environ.get(_STEP_RANGE):  # the job's NVTX ranges mark its steps instead
+    if not folder or os.environ.get(STEP_RANGE):  # the job's NVTX ranges mark its steps instead
         return -1
     name = f"{os.uname().nodename}-{os.getpid()}-{time.monotonic_ns():x}.marks"
     try:

@@ -20,7 +20,7 @@ from collbench.jobs.job import (
     JobRank,
     PointToPoint,
     Source,
-    Unknown,
+    not_said,
 )
 from collbench.jobs.repeats import Folded, PartialPhase, Times, sample, typical
 from collbench.jobs.streams import (
@@ -76,6 +76,8 @@ def merge(
     ranks = tuple(_rank(kept[index], numbers[index], tables, clocks[kept[index].host] - started) for index in order)
     first = kept[order[0]]
     groups = tables.grouped()
+    # A captured call is seen once; before ABI 5 nothing says that one was captured.
+    replays = any(stream.abi < _API_ABI for stream in kept) or any(call.captured for call in tables.calls)
     job = Job(
         source=Source.PLUGIN,
         started=datetime.fromtimestamp(started / 1e9, UTC).isoformat(timespec="seconds"),
@@ -86,7 +88,7 @@ def merge(
         command=tuple(command),
         nccl=format_version(first.nccl) if first.nccl >= 10000 else "",
         environment=first.environment,
-        unknown=_unknown(kept, ranks, groups, [*tables.calls]),
+        unknown=not_said(groups, tables.calls, ranks, GRAPH_REPLAYS=replays, OVERLAP=True),
     )
     marked = {
         numbers[index]: [(mark + clocks[kept[index].host] - started) / 1e3 for mark in own]
@@ -100,24 +102,6 @@ def merge(
         lacks.update(stream.lacks)
     too_old = all(stream.too_old for stream in kept)
     return Merged(job, len(called) - len(kept), missing, +lacks, too_old)
-
-
-def _unknown(
-    streams: Sequence[Stream], ranks: Sequence[JobRank], groups: Sequence[Group], calls: Sequence[Call]
-) -> tuple[Unknown, ...]:
-    """Return what these streams cannot say, in Unknown's order."""
-    # Before ABI 5 nothing says that a call was captured.
-    old = any(stream.abi < _API_ABI for stream in streams)
-    gpu_times = any(position.gpu for rank in ranks for phase in rank.phases for position in phase.positions)
-    unknown = {
-        Unknown.REDUCTION: any(call.collective and call.collective.reduces and not call.reduction for call in calls),
-        Unknown.PEER: any(not call.collective and call.peer is None for call in calls),
-        Unknown.GROUP_RANKS: any(len(group.ranks) != group.size for group in groups),
-        Unknown.GPU_TIMES: not gpu_times,
-        Unknown.GRAPH_REPLAYS: old or any(call.captured for call in calls),
-        Unknown.OVERLAP: True,
-    }
-    return tuple(what for what, is_unknown in unknown.items() if is_unknown)
 
 
 # Which streams are of one job, and which rank each is.

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import collbench
 from collbench import untrusted
+from collbench.jobs.marks import FOLDER, STEP_RANGE
 from collbench.machine import lifeline
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.printable import one_line
 
-FOLDER = "COLLBENCH_RECORD_FOLDER"
 _GPU_TIMES = "COLLBENCH_RECORD_GPU_TIMES"
-_STEP_RANGE = "COLLBENCH_RECORD_STEP_RANGE"
 _PLUGIN = "NCCL_PROFILER_PLUGIN"
 _NVTX_TOOL = "NVTX_INJECTION64_PATH"
 # NCCL 2.24 to 2.26 cut the name of a plugin after 254 characters [plugin_open.cc, MAX_STR_LEN].
@@ -66,9 +65,9 @@ def environment(
     if gpu_times or _GPU_TIMES in inherited:  # what an outer record asked for is not this one's
         variables[_GPU_TIMES] = str(int(gpu_times))
     if step_range:
-        variables |= {_STEP_RANGE: step_range, _NVTX_TOOL: str(plugin_file)}
-    elif _STEP_RANGE in inherited:
-        variables[_STEP_RANGE] = ""
+        variables |= {STEP_RANGE: step_range, _NVTX_TOOL: str(plugin_file)}
+    elif STEP_RANGE in inherited:
+        variables[STEP_RANGE] = ""
     return variables
 
 

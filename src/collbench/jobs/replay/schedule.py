@@ -263,7 +263,7 @@ def _units(job: Job, rank: int, phase: Phase, step: float | None, ranks: int) ->
     Calls of one NCCL group are one unit for each communicator, as torch batches them.
     """
     units, pause, pauses = list[Unit](), 0.0, pauses_of(phase, step)
-    for together in _together(phase):
+    for together in phase.units:
         pause += sum(pauses[at] for at in together)
         by_group: dict[int, list[int]] = {}
         for at in together:
@@ -280,17 +280,6 @@ def _units(job: Job, rank: int, phase: Phase, step: float | None, ranks: int) ->
             units.append(Unit(group, tuple(posts), pause, tuple(own)))
             pause = 0.0
     return units, pause
-
-
-def _together(phase: Phase) -> Iterator[list[int]]:
-    """Yield the positions of each NCCL group, of a single call one."""
-    together: list[int] = []
-    for at, position in enumerate(phase.positions):
-        if together and not position.together:
-            yield together
-            together = []
-        together.append(at)
-    yield together
 
 
 def _posts(job: Job, call: Call, members: Sequence[int], rank: int) -> Iterator[Post]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from collbench.jobs import steps
 from collbench.jobs.calls import transfers
-from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Library, Phase, Sample, Source, Unknown
+from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Library, Phase, Sample, Source, not_said
 from collbench.jobs.repeats import Folded, Times
 from collbench.jobs.traces.trace import Trace, TracedCall
 from collbench.model.errors import UsageError
@@ -51,6 +51,7 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
         _rank(number, trace, [number_of(trace, call) for call in trace.calls], began) for number, trace in ranked
     )
     job_groups = tuple(group for _, group in groups.values())
+    traced = [call for trace in traces for call in trace.calls]
     job = Job(
         source=sources.pop(),
         started=datetime.fromtimestamp(began / 1e6, UTC).isoformat(timespec="seconds") if 0 < began < 2**52 else "",
@@ -59,8 +60,18 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
         calls=tuple(calls),
         ranks=ranks,
         nccl=next((trace.nccl for trace in traces if trace.nccl), ""),
-        unknown=_unknown(traces, job_groups, calls),
-        library=traces[0].calls[0].library,
+        unknown=not_said(
+            job_groups,
+            calls,
+            ranks,
+            PAUSES=any(math.isnan(call.start) for call in traced),
+            # Only the profiler sees replays; the others do not even say that a call was captured.
+            GRAPH_REPLAYS=traced[0].library is Library.NCCL and traces[0].source is not Source.KINETO,
+            OVERLAP=any(trace.gpu is None for trace in traces),
+            SIZES=any(call.size_bytes is None for call in traced),
+            SPLITS=any(call.even is None for call in traced),
+        ),
+        library=traced[0].library,
     )
     marks = {number: [mark - (began - one.origin) for mark in one.marks] for number, one in ranked if one.marks}
     job = steps.find(job, calls_per_step, marks)
@@ -84,28 +95,6 @@ def _numbered(traces: Sequence[Trace]) -> list[int]:
             raise UsageError("unknown ranks of the files: name the files by rank: trace-0.json, trace-1.json, …")
         return list(range(len(traces)))
     return [number or 0 for number in numbers]
-
-
-def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Collection[Call]) -> tuple[Unknown, ...]:
-    """Return what these traces do not say, in Unknown's order."""
-    traced = [call for trace in traces for call in trace.calls]
-    collectives = [(call, call.collective) for call in calls if call.collective is not None]
-    messages = [call for call in calls if call.collective is None]
-    unknown = {
-        # torch's own names of kernels call every reduction a sum.
-        Unknown.REDUCTION: any(collective.reduces for _, collective in collectives),
-        Unknown.ROOT: any(collective.rooted and call.root is None for call, collective in collectives),
-        Unknown.PEER: any(call.peer is None for call in messages),
-        Unknown.GROUP_RANKS: any(not group.ranks for group in groups),
-        Unknown.PAUSES: any(math.isnan(call.start) for call in traced),
-        Unknown.GPU_TIMES: all(math.isnan(call.gpu) for call in traced),
-        # Only the profiler sees replays; the others do not even say that a call was captured.
-        Unknown.GRAPH_REPLAYS: traced[0].library is Library.NCCL and traces[0].source is not Source.KINETO,
-        Unknown.OVERLAP: any(trace.gpu is None for trace in traces),
-        Unknown.SIZES: any(call.size_bytes is None for call in traced),
-        Unknown.SPLITS: any(call.even is None for call in traced),
-    }
-    return tuple(what for what, is_unknown in unknown.items() if is_unknown)
 
 
 def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) -> JobRank:
