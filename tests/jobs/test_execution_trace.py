@@ -78,8 +78,14 @@ def test_groups_are_those_that_torch_lists_or_describes() -> None:
         noted("allreduce", 4, 4, number=13, group="9", places=(1, -1, 2)),
         noted("allreduce", 4, 4, number=14, group="10"),
     )
-    assert trace.members == {"0": (0, 1, 2, 3), "5": (1, 3), "8": (1, 3), "9": (), "10": (0, 1, 2, 3)}
-    assert [(call.group, trace.size(call.group)) for call in trace.calls] == [("5", 2), ("8", 2), ("9", 2), ("10", 4)]
+    members = {key: group.ranks for key, group in trace.groups.items()}
+    assert members == {"0": (0, 1, 2, 3), "5": (1, 3), "8": (1, 3), "9": (), "10": (0, 1, 2, 3)}
+    assert [(call.group, trace.groups[call.group].size) for call in trace.calls] == [
+        ("5", 2),
+        ("8", 2),
+        ("9", 2),
+        ("10", 4),
+    ]
     assert Unknown.GROUP_RANKS in job_of([trace]).unknown
 
 

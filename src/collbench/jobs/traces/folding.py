@@ -29,15 +29,15 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
     numbers = _numbered(traces)
     order = sorted(range(len(traces)), key=lambda index: numbers[index])
     ranked = [(numbers[index], traces[index]) for index in order]
-    members = [rank for trace in traces for group in trace.members.values() for rank in group]
-    sizes = [size for trace in traces for size in (trace.world_size, *trace.sizes.values())]
-    world = max(*sizes, *(rank + 1 for rank in members), ranked[-1][0] + 1)
+    named = [group for trace in traces for group in trace.groups.values()]
+    sizes = [*(trace.world_size for trace in traces), *(group.size for group in named)]
+    world = max(*sizes, *(rank + 1 for group in named for rank in group.ranks), ranked[-1][0] + 1)
     groups: dict[tuple[str, tuple[int, ...], int], tuple[int, Group]] = {}
     calls: dict[Call, int] = {}
 
     def number_of(trace: Trace, call: TracedCall) -> int:
-        key, members, size = call.group, trace.members[call.group], trace.size(call.group)
-        group, _ = groups.setdefault((key, members, size), (len(groups), Group(members, size, trace.names[key])))
+        own = trace.groups[call.group]
+        group, _ = groups.setdefault((call.group, own.ranks, own.size), (len(groups), own))
         known = call.size_bytes or 0
         job_call = Call(call.operation, known, group, call.dtype, "", call.root, call.peer, call.captured)
         return calls.setdefault(job_call, len(calls))
@@ -217,11 +217,11 @@ def _align(traces: Sequence[Trace]) -> None:
             if call.number is not None:
                 own.setdefault(call.group, call.number)
         for key, number in own.items():
-            group = key, trace.members[key]
+            group = key, trace.groups[key].ranks
             firsts[group] = max(firsts.get(group, 0), number)
     for trace in traces:
         kept = [
-            call.number is None or call.number >= firsts.get((call.group, trace.members[call.group]), 0)
+            call.number is None or call.number >= firsts.get((call.group, trace.groups[call.group].ranks), 0)
             for call in trace.calls
         ]
         _keep(trace, kept, "calls before the first one that the traces of all ranks have")

@@ -143,7 +143,7 @@ class KinetoReader:
     def _named(self, name: str, arguments: dict[Any, Any], start: float) -> TracedCall | None:
         """Return the call of a row that has all of it."""
         trace, key = self._trace, _group(arguments, "Process Group Name", "Process Group ID")
-        if key not in trace.members:
+        if key not in trace.groups:
             trace.add_group(
                 key,
                 content.text(arguments.get("Process Group Description")),

@@ -79,7 +79,7 @@ def called(
     if _NO_CALL.fullmatch(name):
         return None
     operation = next((_OPERATIONS[prefix] for prefix in _LONGEST_FIRST if name.startswith(prefix)), None)
-    dtype, ranks = _DTYPES.get(scalar_type, ""), trace.size(group)
+    dtype, ranks = _DTYPES.get(scalar_type, ""), trace.groups[group].size
     if operation is None:
         trace.left_out[f"{title}, an unknown operation"] += 1
         return None
@@ -152,7 +152,7 @@ class FlightRecorderReader:
 
     def _called(self, entry: dict[Any, Any]) -> TracedCall | None:
         key, description, *_ = [*map(content.text, content.items(entry.get("process_group"))), "", ""]
-        if key not in self._trace.members:
+        if key not in self._trace.groups:
             self._trace.add_group(key, description, ())
         listed = (*content.items(entry.get("input_dtypes")), *content.items(entry.get("output_dtypes")))
         scalar_types = {*map(content.text, listed)} - {"UNKNOWN_SCALAR"}  # a scatter's receivers name no output
@@ -215,7 +215,7 @@ class ExecutionTraceReader:
         group, other, name, *after = inputs[at - 2 :]
         splits, places = after[:2], [value for value in after[2:5] if content.natural(value)]
         key, description, *_ = [*map(content.text, content.items(group) or [str(group)]), "", ""]
-        if not self._trace.size(key):
+        if key not in self._trace.groups or not self._trace.groups[key].size:
             size = content.size(places[-1] if places else len(content.items(*splits[:1] or [None])))
             first, stride = places[:2] if len(places) == 3 else (None, None)
             self._trace.add_group(key, description, _strided(first, stride, size), size)

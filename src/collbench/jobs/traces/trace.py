@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from collbench.jobs.exposed import Timeline
-from collbench.jobs.job import Library, Source
+from collbench.jobs.job import Group, Library, Source
 from collbench.jobs.traces import content
 from collbench.jobs.traces.content import Unreadable
 
@@ -44,9 +44,7 @@ class Trace:
     source: Source
     rank: int | None
     calls: list[TracedCall] = field(default_factory=list)
-    members: dict[str, tuple[int, ...]] = field(default_factory=dict)  # each group's ranks of the job
-    sizes: dict[str, int] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
     marks: list[float] = field(default_factory=list)  # where a step begins, and the last one ends, µs from the origin
     world_size: int = 0
     nccl: str = ""
@@ -65,19 +63,15 @@ class Trace:
         self.known_members += len(members)
         if self.known_members > _MOST_MEMBERS:
             raise Unreadable(f"its groups have more than {_MOST_MEMBERS:,} members together, which no job has")
-        self.members[key], self.sizes[key] = members, len(members) or size
-        self.names[key] = description if description not in {"", "undefined"} else key
+        name = description if description not in {"", "undefined"} else key
+        self.groups[key] = Group(members, len(members) or size, name)
 
     def any_group(self) -> str:
         """Return the group of a call that names none: its ranks are known if all groups have the same."""
-        if "" not in self.members:
-            known = set(self.members.values())
+        if "" not in self.groups:
+            known = {group.ranks for group in self.groups.values()}
             self.add_group("", "", known.pop() if len(known) == 1 else ())
         return ""
-
-    def size(self, group: str) -> int:
-        """Return how many ranks a group has; 0 if unknown."""
-        return max(self.sizes.get(group, 0), len(self.members.get(group, ())))
 
     def add(self, call: TracedCall | None) -> None:
         """Add a call, if it is one; only count an impossible one."""
