@@ -1,6 +1,7 @@
 """How many trials the deciding data points get: more where noise would hide a slow pair."""
 
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.sweep import trials_wanted, undecided
 from collbench.model.errors import StepFailed
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run, StopReason
 from tests.builders import GIB, measured, noisy, paths
-from tests.measurement.fakes import HURRIED, PATIENT, FakeBackend, plan_for
+from tests.measurement.fakes import HURRIED, MIB, PATIENT, FakeBackend, plan_for
 from tests.measurement.test_sweep import swept
 
 
@@ -78,6 +79,17 @@ def test_a_sweep_measures_noisy_pairs_more_while_there_is_time() -> None:
     noisy_trials = trials_of_largest_allreduces(swept(FakeBackend(4, jitter=RESTLESS), plan_for(4)))
     assert min(noisy_trials) > PATIENT.deciding
     assert max(noisy_trials) <= 15
+
+
+def test_an_allreduce_on_the_only_pair_is_compared_with_none_and_measured_as_any_other_point() -> None:
+    assert trials_of_largest_allreduces(swept(FakeBackend(2), plan_for(2), HURRIED)) == [HURRIED.screening]
+
+
+def test_copies_of_two_devices_are_compared_by_direction() -> None:
+    copies = Work(Operation.CE_WRITE)
+    plan = replace(plan_for(2), groups={copies: plan_for(2).groups[copies]})
+    largest = [one for one in swept(FakeBackend(2), plan, HURRIED).measurements if one.point.size_bytes == 64 * MIB]
+    assert [len(one.samples) for one in largest] == [HURRIED.deciding] * 2
 
 
 def test_noisy_pairs_get_no_more_trials_past_the_deadline() -> None:

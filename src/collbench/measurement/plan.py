@@ -239,9 +239,14 @@ class Plan:
         )
 
     def decides(self, point: DataPoint) -> bool:
-        """Return whether the choice of devices rests on this point: the largest all-reduce, else the largest copy."""
+        """Return whether the choice of devices rests on this point: the largest all-reduce, else the largest copy.
+
+        Where it runs on a single pair there is no choice.
+        """
         allreduce = Work(Operation.ALLREDUCE)
         deciding = allreduce if allreduce in self.groups else next(iter(self.groups), None)
+        if deciding is None or self.groups[deciding] == unordered_pairs(2):
+            return False
         return point.work == deciding and point.size_bytes == self.sizes[deciding][-1]
 
     def passes(self, rng: random.Random, wanted: set[DataPoint]) -> list[Step]:
