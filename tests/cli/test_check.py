@@ -40,6 +40,25 @@ def simulated(program: Program, fault: Fault | None, *args: str, name: str = "hg
     return result.status, result.out, result.err
 
 
+def measured_again() -> set[tuple[int, ...]]:
+    """Return the pairs with trials that confirm an accusation, each in ascending order."""
+    measurements = run_file.load(Path("run.json")).measured()
+    return {tuple(sorted(one.point.members)) for one in measurements if any(s.confirms for s in one.samples)}
+
+
+def test_each_pair_that_is_accused_by_itself_is_measured_again(program: Program) -> None:
+    ring = [(gpu, gpu + 1) for gpu in range(7)]
+    pairs = [*ring, (0, 7), (0, 2), (1, 3)]
+    faults = [Fault(FaultKind.SLOW_LINK, pair, factor=0.5) for pair in pairs]
+    assert program("check", *faulty_file("hgx-h200", *faults), "-o", "run.json").status == 3
+    assert measured_again() == {*pairs}
+
+
+def test_four_pairs_of_a_slow_gpu_are_measured_again(program: Program) -> None:
+    assert simulated(program, Fault(FaultKind.SLOW_GPU, (2,), factor=0.5))[0] == 3
+    assert measured_again() == {(0, 2), (1, 2), (2, 3), (2, 4)}
+
+
 def test_a_slow_link_is_measured_isolated_before_it_is_reported(program: Program) -> None:
     status, page, notices = simulated(program, Fault(FaultKind.SLOW_LINK, (2, 5), factor=0.5))
     assert status == 3

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from collbench.judge.diagnose import Kind, Severity, Verdict, judge
@@ -22,8 +23,6 @@ from collbench.model.units import abridged
 # An accusation is one of many that chance could have made. Chance makes it once more as rarely as any other, if none of
 # the trials that led to it count: they were selected by it.
 _TRIALS = 7
-# What is accused because of fresh trials of others is measured again, too.
-_ROUNDS = 2
 # Four pairs show whether a GPU, an uplink or a label is slow; seven trials of each take a second.
 _MAX_PAIRS = 4
 _BUDGET_S = 0.5
@@ -37,16 +36,18 @@ def confirm(
     The trials are isolated. A pair that can no longer be measured keeps the trials it has, and its failure.
     """
     rng = random.Random(run.settings.seed + 1)  # noqa: S311  # no secret
+    again: set[Pair] = set()
     checked = False
-    for _ in range(_ROUNDS):
+    while True:  # what is accused because of fresh trials of others is measured again, too
         verdicts = judge(run)
         if not checked and any(v.kind is Kind.CONTENTION and not v.by_other_processes for v in verdicts):
             paths = {frozenset(path.devices): path for path in run.paths}
             run.interference_checks[:], _seconds = check_interference(backend, plan, paths, rng, trials=_TRIALS)
             checked, verdicts = True, judge(run)
-        pairs = list(dict.fromkeys(_accused(run, verdicts)))[:_MAX_PAIRS]
+        pairs = list(dict.fromkeys(pair for verdict in verdicts for pair in _unconfirmed(run, verdict, again)))
         if not pairs:
             return
+        again.update(pairs)
         tags = ["-".join(run.devices[member].tag for member in pair) for pair in pairs]
         say(f"measuring {abridged(tags, _MAX_PAIRS)} once more, isolated")
         try:
@@ -56,12 +57,19 @@ def confirm(
             return
 
 
-def _accused(run: Run, verdicts: Sequence[Verdict]) -> Iterator[Pair]:
-    """Yield the pairs that verdicts on rates rest on, strongest first, but for those that were measured again."""
-    again = {frozenset(one.point.members) for one in run.measurements if any(s.confirms for s in one.samples)}
-    for verdict in verdicts:
-        if verdict.severity is Severity.CONTRADICTION and verdict.kind is not Kind.IMPOSSIBLE and verdict.measured:
-            yield from (pair for pair in verdict.pairs if frozenset(pair) not in again)
+def _unconfirmed(run: Run, verdict: Verdict, again: AbstractSet[Pair]) -> Sequence[Pair]:
+    """Return the pairs to measure again for a verdict on rates: so many that with those of `again` there are enough.
+
+    If it is about one GPU, one element or all pairs of its labels, four are, else all: each was accused by itself.
+    """
+    if verdict.severity is not Severity.CONTRADICTION or verdict.kind is Kind.IMPOSSIBLE or not verdict.measured:
+        return ()
+    left = [pair for pair in verdict.pairs if pair not in again]
+    labels = {path.label for path in run.paths if path.devices in verdict.pairs}
+    every = {path.devices for path in run.paths if path.label in labels} == {*verdict.pairs}
+    if verdict.reach or len(verdict.members) == 1 or every:
+        return left[: max(0, _MAX_PAIRS - len(verdict.pairs) + len(left))]
+    return left
 
 
 def _measure_again(
