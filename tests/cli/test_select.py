@@ -54,7 +54,7 @@ def present(*states: Health) -> Present:
 @pytest.fixture
 def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> Run:
     """Four GPUs that are only listed, all well, and a saved run of them; measuring anything fails the test."""
-    monkeypatch.setattr(factory, "resolve", lambda name, **_how: ("cuda" if name == "auto" else name, None))
+    monkeypatch.setattr(factory, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
     monkeypatch.setattr(factory, "look", lambda backend: present())
     monkeypatch.setattr(by_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9", of.barred))
     monkeypatch.setattr(by_run, "probe", lambda *_: pytest.fail("probed"))

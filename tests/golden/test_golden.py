@@ -197,7 +197,7 @@ def enter(words: list[str], folder: Path, program: Program, simulated: Path, mon
 def list_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process find four GPUs that are well."""
     list_only(monkeypatch, fake_gpus())
-    monkeypatch.setattr(factory, "resolve", lambda _name, **_how: ("cuda", None))
+    monkeypatch.setattr(factory, "resolve", lambda _name: ("cuda", None))
     monkeypatch.setattr(by_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9"))
     Path("apptainer").touch(0o700)  # the only program of this machine
 

@@ -63,7 +63,7 @@ def test_the_clocks_are_read_closely(collectives: _native.Collectives) -> None:
     assert summary.count == _LAUNCHES
 
 
-@pytest.mark.parametrize("count", [2**18, 2**22])
+@pytest.mark.parametrize("count", [2**20, 2**22])  # at 1 MiB the loop may wait for a slow host
 def test_the_median_is_near_the_launch_loop(collectives: _native.Collectives, count: int) -> None:
     times, summary = _time(collectives, count)
 

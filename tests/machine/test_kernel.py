@@ -9,7 +9,7 @@ import pathlib
 
 import pytest
 
-from collbench.machine.kernel import available_bytes, cpu_quota, withheld
+from collbench.machine.kernel import available_bytes, cpu_quota, has_gpu_files, withheld
 from tests.machine.roots import write
 
 MEMINFO = {"proc/meminfo": "MemTotal:       24684000 kB\nMemAvailable:       1000 kB\n"}
@@ -93,3 +93,21 @@ def test_gpus_that_the_driver_does_not_show_are_counted_on_pci(
     write(tmp_path, files | {mark: ""})
     answer = withheld(shown, {}, tmp_path)
     assert answer.startswith(said) if said else answer == "", title
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ((), False),
+        (("nvidiactl", "nvidia-uvm"), False),  # a container with --gpus '""', or a driver without GPUs
+        (("nvidia0",), False),
+        (("nvidiactl", "nvidia-caps", "nvidia7"), True),
+    ],
+)
+def test_device_files_show_whether_this_process_was_given_gpus(
+    tmp_path: pathlib.Path, files: tuple[str, ...], found: bool
+) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in files:
+        (tmp_path / "dev" / name).touch()
+    assert has_gpu_files(tmp_path) is found

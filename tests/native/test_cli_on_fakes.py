@@ -235,13 +235,6 @@ def test_the_requested_number_of_iterations_is_measured(fakes: Fakes, tmp_path: 
     assert all(sample["launch_seconds"] > 0 for sample in samples)
 
 
-def test_the_driver_starts_beside_nvml_before_it_is_known_that_there_are_gpus(fakes: Fakes) -> None:
-    """Each waits for the other's start. By default "auto" asks NVML for GPUs."""
-    done = on_gpus(fakes, ("pairs", *_QUICK), meet="nvmlInitWithFlags=1,cuInit=1")
-    assert done.code == 0, done.stderr
-    assert len(done.lines("meeting ")) >= 2
-
-
 def test_closing_waits_until_the_worker_has_ended(fakes: Fakes) -> None:
     """Otherwise `collbench pairs && collbench train` may take the ending worker for another user's job."""
     script = """

@@ -39,7 +39,7 @@ def request_of(
     """
     precision, budget = values.get("precision"), values.get("budget")
     named = keywords.fields_of(Request, values)
-    named["backend"] = resolved_backend(values["backend"], values.get("fabric"), notices, measures=True)
+    named["backend"] = resolved_backend(values["backend"], values.get("fabric"), notices)
     return Request(
         command=tuple(command_line),
         budget_seconds=_SECONDS_FOR_PRECISION if precision and budget is None else budget,
@@ -48,13 +48,13 @@ def request_of(
     )
 
 
-def resolved_backend(backend: str, fabric: str | None, notices: Notices, *, measures: bool = False) -> str:
+def resolved_backend(backend: str, fabric: str | None, notices: Notices) -> str:
     """Return the backend's name, with "auto" the one that there is here; a notice says where it takes CPU cores.
 
-    `measures`: a RequestSession is opened next. Raises UsageError for a fabric that does not go with the backend.
+    Raises UsageError for a fabric that does not go with the backend.
     """
     keywords.check_fabric(backend, fabric)
-    name, reason = factory.resolve(backend, measures=measures)
+    name, reason = factory.resolve(backend)
     if reason is not None:
         notices.say(f"measuring CPU cores (host backend): {reason}")
     return name

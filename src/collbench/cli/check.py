@@ -127,7 +127,7 @@ def _measured(values: Mapping[str, Any]) -> Diagnosis:
 
     Raises MachineError if "auto" finds no GPU: a node that lost its driver must not pass with its CPU cores.
     """
-    _, reason = factory.resolve(values["backend"], measures=True)
+    _, reason = factory.resolve(values["backend"])
     if reason is not None:
         raise MachineError(f"no GPU to check: {reason}; write --backend host to check CPU cores")
     request = check.request(values, options.command_line("check"), NOTICES)

@@ -55,7 +55,7 @@ class Session:
         """Open the request's devices, of `ranks` each one's; `begun` is what `factory.begin` returned."""
         if path is not None:
             run_file.check_writable(path, replace=request.force)
-        self._request, self._warn = request, warn
+        self._request, self._warn, self._alone = request, warn, ranks is None
         with ExitStack() as undo:
             check_registrations(request)
             self._opened = open_backend(request, begun) if ranks is None else ranks.open()
@@ -101,10 +101,12 @@ class Session:
                 raise
         finally:
             if self.run.measurements or corrupt:
+                if self._alone:  # the driver takes 0.2 s to release what it holds: the rest is read and shown meanwhile
+                    backend.close()
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health, but what it did is saved
                     self.run.health_after = self._opened.health()
                     read_ports_after(self.run, self._opened)
-                backend.close()  # what it holds is released while the run is saved and shown
+                backend.close()  # ranks had to answer first
                 self.writer.end()
         _check_success(self.run)
 

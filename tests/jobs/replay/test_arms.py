@@ -71,7 +71,7 @@ def play(monkeypatch: pytest.MonkeyPatch, fakes: Sequence[Fake]) -> list[ReplayA
         opened_arms.extend(arms)
         return ReplayOpened(name, tuple(fakes), chosen(gpus(2)), 0.05, machine=Machine("box", "Linux", "CPU"))
 
-    monkeypatch.setattr(factory, "resolve", lambda _, **_how: ("cuda", None))
+    monkeypatch.setattr(factory, "resolve", lambda _: ("cuda", None))
     monkeypatch.setattr(backend, "open_replay", opened)
     return opened_arms
 

@@ -275,6 +275,7 @@ def test_closing_ends_the_worker_even_a_stopped_one(backend: IsolatedBackend) ->
     os.kill(worker, signal.SIGSTOP)
     backend.close()
     backend.close()
+    assert list(backend.process_ids) == [worker]  # it is on its GPUs yet
     backend.reap()
     assert backend.process_ids == ()
     with pytest.raises(ProcessLookupError):

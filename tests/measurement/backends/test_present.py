@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from collbench.machine.nvml import Nvml
 from collbench.measurement.backends import cuda, factory
-from collbench.measurement.backends.isolated import IsolatedBackend
 from collbench.model.errors import MachineError
 from tests.machine import fake_nvml, machines
 
@@ -85,65 +81,3 @@ def test_a_machine_without_gpus_and_one_that_lost_one_are_one_line(nvml_library:
     nvml_library.gpus.clear()
     with pytest.raises(MachineError, match="the NVIDIA driver shows no GPU to this process; write --backend host"):
         factory.look("auto")
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Return the process ids of the workers that start; a test leaves none of them running."""
-    ids: list[int] = []
-    start = IsolatedBackend.start
-
-    def noting(backend: IsolatedBackend) -> None:
-        start(backend)
-        ids.extend(one for one in backend.process_ids if one not in ids)
-
-    monkeypatch.setattr(IsolatedBackend, "start", noting)
-    yield ids
-    assert [one for one in ids if Path(f"/proc/{one}").exists()] == []
-
-
-@pytest.mark.usefixtures("nvml_library")
-def test_the_worker_that_starts_beside_nvml_is_the_one_that_measures(started: list[int]) -> None:
-    assert factory.resolve("auto", measures=True) == factory.resolve("auto", measures=True) == ("cuda", None)
-    begun = factory.begin("cuda")
-    assert begun is not None
-    assert list(begun.backend.process_ids) == started
-    begun.backend.reap()
-    begun.tools.close()
-
-
-@pytest.mark.usefixtures("nvml_library")
-def test_a_worker_with_an_environment_of_before_measures_nothing(
-    started: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    factory.resolve("auto", measures=True)  # of a request that is then refused
-    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    begun = factory.begin("cuda")
-    assert begun is not None
-    (used,) = begun.backend.process_ids
-    assert [one == used for one in started] == [False, True]
-    begun.backend.reap()
-    begun.tools.close()
-
-
-def test_without_gpus_no_worker_is_left(started: list[int], nvml_library: fake_nvml.FakeNvml) -> None:
-    nvml_library.gpus.clear()
-    assert factory.resolve("auto", measures=True)[0] == "host"
-    assert len(started) == 1
-
-
-@pytest.mark.usefixtures("nvml_library")
-def test_no_worker_starts_where_nothing_is_measured_or_ranks_have_their_own(
-    started: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    factory.resolve("auto")
-    for name, value in {
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "here",
-        "MASTER_PORT": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    factory.resolve("auto", measures=True)
-    assert started == []

@@ -7,10 +7,12 @@ import pytest
 
 from collbench.judge.physics import impossible
 from collbench.judge.stats import summarize
+from collbench.machine import kernel
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
-from collbench.model.errors import DataCorruption
+from collbench.measurement.plan import Request
+from collbench.model.errors import DataCorruption, MachineError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, StopReason
 from collbench.model.skew import Skew, SkewKind
@@ -203,3 +205,12 @@ def test_auto_never_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert factory.resolve("auto")[0] == "host"
     assert factory.resolve("sim") == ("sim", None)
+
+
+def test_auto_takes_no_cores_where_the_kernel_shows_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without their driver's libraries: opening them says what is wrong, and cores would not be asked for."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(kernel, "has_gpu_files", lambda: True)
+    assert factory.resolve("auto") == ("cuda", None)
+    with pytest.raises(MachineError, match="driver"):
+        factory.open_backend(Request(backend="cuda"))

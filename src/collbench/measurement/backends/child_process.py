@@ -93,7 +93,7 @@ class Child:
     def reap(self, seconds: float = EXIT_S) -> None:
         """Wait a while for a killed process to exit and release its memory on the GPUs."""
         with suppress(subprocess.TimeoutExpired):  # stuck in the driver: it goes when the driver lets go
-            self.process.wait(seconds)
+            self.process.wait(_until_exit(self.process.pid, seconds))
         self._stderr.close()
 
     def last_line(self) -> str:
@@ -110,6 +110,22 @@ class Child:
         except subprocess.TimeoutExpired:
             return Failure(FailureKind.CRASH, Cause.ENDING)
         return died(status, self.last_line())
+
+
+def _until_exit(process_id: int, seconds: float) -> float:
+    """Wait so long for a child to exit, and return how long to wait yet: all of it where the kernel has no pidfd.
+
+    Popen.wait with a timeout looks every 50 ms only.
+    """
+    try:
+        descriptor = os.pidfd_open(process_id)
+    except OSError:
+        return seconds
+    try:
+        wait([descriptor], seconds)
+    finally:
+        os.close(descriptor)
+    return 0.0
 
 
 def _scheduled(process_id: int) -> tuple[int, int]:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from collbench.machine import visible_devices
 from collbench.machine.health import HealthWatch, Occupants
-from collbench.machine.launchers import find_launch
 from collbench.machine.visible_devices import NAME, ORDER, visible
 from collbench.measurement.backends.protocol import Opened
 from collbench.model.capabilities import HOST, SIM, capabilities
-from collbench.model.errors import MachineError, UsageError
+from collbench.model.errors import MachineError
 from collbench.model.run import Device, Health, Machine, Path
 
 if TYPE_CHECKING:
@@ -130,23 +129,22 @@ Choice: TypeAlias = Callable[[tuple[Device, ...]], tuple[Device, ...]]  # may dr
 
 
 _NVML = ExitStack()
-# A worker that was started before it was known whether there are GPUs, and the environment that it has; one at most.
-_AHEAD: list[tuple[IsolatedBackend, dict[str, str]]] = []
 
 
-def resolve(name: str, *, measures: bool = False) -> tuple[str, str | None]:
+def resolve(name: str) -> tuple[str, str | None]:
     """Return the backend that `name` selects, and the reason to print if "auto" finds no GPU.
 
-    With `measures`, `begin` is called next: where GPUs are looked for, its worker starts meanwhile.
+    A GPU that the kernel shows and the driver's libraries do not is an error when it is opened: cores would hide it.
     """
     if name != "auto":
         return name, None
     if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
         return "host", "CUDA_VISIBLE_DEVICES hides every GPU from this process"
+    from collbench.machine import kernel  # late: simulations need no machine
     from collbench.machine.nvml import Nvml
 
-    if measures and not _AHEAD:
-        _start_ahead()
+    if kernel.has_gpu_files():  # NVML can start later, beside CUDA in the worker: each takes 0.1 to 0.2 s
+        return "cuda", None
     try:
         # Left open, because it takes 0.1 s to start again.
         if _NVML.enter_context(Nvml()).devices():
@@ -154,32 +152,7 @@ def resolve(name: str, *, measures: bool = False) -> tuple[str, str | None]:
         reason = "the NVIDIA driver shows no GPU to this process"
     except MachineError as error:
         reason = error.problem
-    while _AHEAD:
-        _AHEAD.pop()[0].reap()
     return "host", reason
-
-
-def _start_ahead() -> None:
-    """Start the worker of the cuda backend for `begin`: it loads its modules, 0.2 s, while NVML starts."""
-    from collbench.measurement.backends.isolated import IsolatedBackend
-
-    backend = IsolatedBackend()
-    with suppress(UsageError):  # of variables, which are refused later if there are GPUs
-        if find_launch(os.environ) is None:  # ranks start their own
-            backend.start()
-            _AHEAD.append((backend, dict(os.environ)))
-
-
-def _worker() -> IsolatedBackend:
-    """Return the backend whose worker was started ahead, or a new one: the request before may have been refused."""
-    from collbench.measurement.backends.isolated import IsolatedBackend
-
-    while _AHEAD:
-        backend, environment = _AHEAD.pop()
-        if environment == os.environ:
-            return backend
-        backend.reap()
-    return IsolatedBackend()
 
 
 def present_devices(name: str) -> tuple[Device, ...]:
@@ -201,7 +174,9 @@ def begin(name: str, meanwhile: Callable[[], object] = lambda: None) -> Begun | 
     """Start what the backend's opening waits for, and return at once; None if the backend waits for nothing."""
     if not capabilities(name).nvml:
         return None
-    backend = _worker()
+    from collbench.measurement.backends.isolated import IsolatedBackend
+
+    backend = IsolatedBackend()
     backend.start()
     from collbench.machine.nvidia_smi import LiveTools
 

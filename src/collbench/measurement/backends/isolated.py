@@ -111,8 +111,8 @@ class Supervised:
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """The running worker's process id, or none."""
-        return (self._child.process.pid,) if self._child else ()
+        """The process ids of the running worker, if there is one, and of those that were killed and not yet reaped."""
+        return tuple(child.process.pid for child in (self._child, *self._gone) if child is not None)
 
     @property
     def waiting(self) -> int:
