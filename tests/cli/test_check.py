@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from collbench.model.errors import MachineError
+from collbench.model.operations import Variant
 from collbench.runfile import run_file
-from collbench.sim.fabrics import Fault, FaultKind
+from collbench.sim.fabrics import Fault, FaultKind, load
 from tests.cli.program import RANK_0, Program, on_gpus
 from tests.judge.checked import h200
 from tests.native.fakes import Fakes
-from tests.sim.made import faulty_file
+from tests.sim.made import fabric_text, faulty_file
 
 DATA = Path(__file__).parents[1] / "data" / "h200x4"
 
@@ -70,6 +72,35 @@ def test_a_slow_link_is_measured_isolated_before_it_is_reported(program: Program
     mapped = re.search(r"\np2p +P2P works on all 56 simulated links[^\n]*\n", page)
     assert mapped, "asked of this machine only"
     assert program("check", "run.json").out == page.replace(mapped[0], "")
+
+
+QUICKLY = [("pairs", "--quick"), ("check", "--quick")]
+
+
+@pytest.mark.parametrize("command", QUICKLY, ids=lambda words: words[0])
+def test_p2p_that_is_slower_than_host_memory_is_the_first_line(program: Program, command: tuple[str, ...]) -> None:
+    machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.P2P_SLOW, (0, 2), factor=0.4))
+    result = program(*command, *machine, "--seed", "3", "-o", "run.json")
+    assert result.status == 3
+    assert result.out.startswith("P2P_SLOWER_THAN_STAGED GPU0-GPU2: ")
+    assert "measuring copies through host memory on GPU0-GPU2: P2P is slow there" in result.err
+
+
+@pytest.mark.parametrize("command", QUICKLY, ids=lambda words: words[0])
+def test_p2p_over_narrow_uplinks_which_host_memory_is_behind_too_is_not_left_open(
+    program: Program, command: tuple[str, ...]
+) -> None:
+    """Eight lanes above each switch: no path between the two carries more than 13.1 GB/s, whichever way it takes."""
+    fabric = load("pcie-4-two-bridges")
+    narrow = tuple(replace(bridge, up_gbs=13.1, down_gbs=13.1) for bridge in fabric.bridges)
+    Path("narrow.json").write_text(fabric_text(replace(fabric, bridges=narrow)), encoding="utf-8")
+    machine = ("--backend", "sim", "--fabric", "narrow.json", "--seed", "3")
+    result = program(*command, *machine, "-o", "run.json")
+    assert result.status == 0
+    assert "host memory" not in result.out
+    staged = [m for m in run_file.load(Path("run.json")).measurements if m.point.variant is Variant.STAGED]
+    assert len(staged) == 2, "both ways of the slowest of four pairs"
+    assert len({frozenset(m.point.members) for m in staged}) == 1
 
 
 def test_the_page_says_what_p2p_does_and_what_is_worse_comes_first(program: Program) -> None:

@@ -10,7 +10,7 @@ import pytest
 from collbench.judge.diagnose import Diagnosis, Kind, judge
 from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Health, Run
+from collbench.model.run import Health, Measurement, Members, Run
 from collbench.model.units import figure
 from collbench.report.html.content import content
 from collbench.report.text import verdicts
@@ -175,7 +175,10 @@ def test_a_low_generation_needs_slow_host_copies_and_lost_lanes_none(
 
 def via_host(gbs: float, staged: float) -> Run:
     """Return a run whose pair 0-1 copies at `gbs` directly and all at `staged` through host memory."""
-    run = pcie({}, lambda work, m: gbs if work.operation.is_copy and set(m) == {0, 1} else 22.0)
+    return staged_at(pcie({}, lambda work, m: gbs if work.operation.is_copy and set(m) == {0, 1} else 22.0), staged)
+
+
+def staged_at(run: Run, staged: float) -> Run:
     scale = 9.0 / staged
     return replace(
         run,
@@ -241,6 +244,27 @@ def test_without_staged_copies_the_page_says_that_p2p_may_be_the_slower(direct: 
 )
 def test_nothing_is_left_open_where_the_rates_do_not_make_it_likely(title: str, run: Run) -> None:
     assert Diagnosis(run).unstaged == [], title
+
+
+@pytest.mark.parametrize(
+    ("title", "staged", "labels", "left"),
+    [
+        ("they are not faster there, so nowhere on this label", 12.0, {}, set()),
+        ("they are faster there, and may be elsewhere", 21.0, {}, {(0, 2), (0, 3), (1, 2), (1, 3), (2, 3)}),
+        ("of another label they tell nothing", 12.0, {(0, 1): "PIX"}, {(0, 2), (0, 3), (1, 2), (1, 3), (2, 3)}),
+    ],
+)
+def test_copies_through_host_memory_on_one_pair_tell_of_its_label(
+    title: str, staged: float, labels: dict[Members, str], left: set[Members]
+) -> None:
+    slow = pcie(labels, lambda work, _m: 9.9 if work.operation.is_copy else 8.0)
+    slow = replace(slow, measurements=[m for m in slow.measurements if set(m.point.members) <= {0, 1} or plain(m)])
+    run = staged_at(slow, staged)
+    assert {tuple(sorted(reading.members)) for reading in Diagnosis(run).unstaged} == left, title
+
+
+def plain(measurement: Measurement) -> bool:
+    return measurement.point.variant is Variant.PLAIN
 
 
 def test_without_peer_access_both_are_staged() -> None:

@@ -1,15 +1,18 @@
-"""Measure again what the judge would accuse: isolated, later and in another order (docs/method/verdicts.md 4)."""
+"""Measure again what the judge would accuse: isolated, later and in another order (docs/method/verdicts.md 4).
+
+And measure what it would have to leave open: copies through host memory, where P2P is so slow that they may be faster.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from collbench.judge.diagnose import Kind, Severity, Verdict, judge
-from collbench.judge.diagnose.readings import Reading, read
+from collbench.judge.diagnose import Diagnosis, Kind, Severity, Verdict, judge
+from collbench.judge.diagnose.readings import STAGED, Reading, read
 from collbench.judge.point_noise import note_noise
 from collbench.measurement.backends.protocol import Backend
 from collbench.measurement.interference import check_interference
@@ -17,7 +20,7 @@ from collbench.measurement.plan import Plan, StoppingRule
 from collbench.measurement.sweep import Trials, Watcher
 from collbench.model.errors import BackendError
 from collbench.model.operations import Work
-from collbench.model.run import Pair, Run
+from collbench.model.run import Measurement, Members, Pair, Run, device_sets
 from collbench.model.units import abridged
 
 # An accusation is one of many that chance could have made. Chance makes it once more as rarely as any other, if none of
@@ -26,6 +29,8 @@ _TRIALS = 7
 # Four pairs show whether a GPU, an uplink or a label is slow; seven trials of each take a second.
 _MAX_PAIRS = 4
 _BUDGET_S = 0.5
+# The fewest that are judged: what they accuse is measured again, and copies of 1 GiB through host memory take 0.1 s.
+_STAGED_TRIALS = 3
 
 
 def confirm(
@@ -36,10 +41,14 @@ def confirm(
     The trials are isolated. A pair that can no longer be measured keeps the trials it has, and its failure.
     """
     rng = random.Random(run.settings.seed + 1)  # noqa: S311  # no secret
+    isolated = _Again(backend, plan, run, rule, watcher, rng)
     again: set[Pair] = set()
-    checked = False
+    diagnosis, checked = Diagnosis(run), False
+    if diagnosis.unstaged:
+        isolated.through_host(diagnosis.unstaged, say)
+        diagnosis = Diagnosis(run)
     while True:  # what is accused because of fresh trials of others is measured again, too
-        verdicts = judge(run)
+        verdicts = diagnosis.verdicts
         if not checked and any(v.kind is Kind.CONTENTION and not v.by_other_processes for v in verdicts):
             paths = {frozenset(path.devices): path for path in run.paths}
             run.interference_checks[:], _seconds = check_interference(backend, plan, paths, rng, trials=_TRIALS)
@@ -51,10 +60,11 @@ def confirm(
         tags = ["-".join(run.devices[member].tag for member in pair) for pair in pairs]
         say(f"measuring {abridged(tags, _MAX_PAIRS)} once more, isolated")
         try:
-            _measure_again(backend, plan, run, rule, watcher, rng, pairs)
+            isolated.on(pairs)
         except BackendError as error:
             say(f"not confirmed: {error}")
             return
+        diagnosis = Diagnosis(run)
 
 
 def _unconfirmed(run: Run, verdict: Verdict, again: AbstractSet[Pair]) -> Sequence[Pair]:
@@ -72,36 +82,65 @@ def _unconfirmed(run: Run, verdict: Verdict, again: AbstractSet[Pair]) -> Sequen
     return left
 
 
-def _measure_again(
-    backend: Backend,
-    plan: Plan,
-    run: Run,
-    rule: StoppingRule,
-    watcher: Watcher,
-    rng: random.Random,
-    pairs: list[Pair],
-) -> None:
-    wanted = {frozenset(pair) for pair in pairs}
-    works: dict[Work, list[Reading]] = defaultdict(list)
-    for reading in read(run).points:
-        if frozenset(reading.members) in wanted:
-            works[reading.work].append(reading)
-    again = replace(
-        plan,
-        groups={work: tuple(reading.members for reading in readings) for work, readings in works.items()},
-        sizes={work: (readings[0].size_bytes,) for work, readings in works.items()},
-        launches=0,
-        isolated=frozenset((work, reading.members) for work, readings in works.items() for reading in readings),
-    )
-    fresh = replace(run, measurements=[], skipped=[], latencies=[], interference_checks=[])
-    owed = replace(rule, screening=_TRIALS, deciding=_TRIALS)
-    trials = Trials(again, fresh, owed, replace(watcher, keep=lambda: None))  # the run is complete but for this
-    trials.make(backend, rng, watcher.clock() + _BUDGET_S)
-    run.skipped += fresh.skipped  # wrong data
-    of_run = {measurement.point: measurement for measurement in run.measurements}
-    for measurement in fresh.measurements:
-        first = of_run[measurement.point]
-        first.samples += [replace(sample, confirms=True) for sample in measurement.samples]
-        if measurement.failure:
-            first.stop, first.failure = measurement.stop, measurement.failure
-    note_noise(run)
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """What measures isolated trials after a run, for the run."""
+
+    backend: Backend
+    plan: Plan
+    run: Run
+    rule: StoppingRule
+    watcher: Watcher
+    rng: random.Random
+
+    def on(self, pairs: Sequence[Pair]) -> None:
+        """Measure all that was read on these pairs, as confirming trials."""
+        wanted = {frozenset(pair) for pair in pairs}
+        groups, sizes = defaultdict[Work, list[Members]](list), dict[Work, int]()
+        for reading in (reading for reading in read(self.run).points if frozenset(reading.members) in wanted):
+            groups[reading.work].append(reading.members)
+            sizes.setdefault(reading.work, reading.size_bytes)
+        of_run = {measurement.point: measurement for measurement in self.run.measurements}
+        for measurement in self._measured(groups, sizes):
+            first = of_run[measurement.point]
+            first.samples += [replace(sample, confirms=True) for sample in measurement.samples]
+            if measurement.failure:
+                first.stop, first.failure = measurement.stop, measurement.failure
+        note_noise(self.run)
+
+    def through_host(self, links: Sequence[Reading], say: Callable[[str], None]) -> None:
+        """Measure copies through host memory where they may be faster: both ways of the slowest pair of each label.
+
+        What fails of them is left out: the run is complete without.
+        """
+        slowest: dict[str, Reading] = {}
+        for reading in sorted(links, key=lambda one: one.gbs):
+            slowest.setdefault(reading.label, reading)
+        pairs = [tuple(sorted(reading.members)) for reading in slowest.values()]
+        say(f"measuring copies through host memory on {device_sets(pairs, self.run.devices)}: P2P is slow there")
+        size = next(iter(slowest.values())).size_bytes
+        try:
+            both_ways = {STAGED: [way for pair in pairs for way in (pair, pair[::-1])]}
+            fresh = self._measured(both_ways, {STAGED: size}, _STAGED_TRIALS)
+        except BackendError as error:
+            say(f"not measured: {error}")
+        else:
+            self.run.measurements += [measurement for measurement in fresh if not measurement.failure]
+
+    def _measured(
+        self, groups: Mapping[Work, Sequence[Members]], sizes: Mapping[Work, int], trials: int = _TRIALS
+    ) -> list[Measurement]:
+        again = replace(
+            self.plan,
+            groups={work: tuple(some) for work, some in groups.items()},
+            sizes={work: (size,) for work, size in sizes.items()},
+            launches=0,
+            isolated=frozenset((work, members) for work, some in groups.items() for members in some),
+        )
+        fresh = replace(self.run, measurements=[], skipped=[], latencies=[], interference_checks=[])
+        owed = replace(self.rule, screening=trials, deciding=trials)
+        # The run is complete but for this.
+        made = Trials(again, fresh, owed, replace(self.watcher, keep=lambda: None))
+        made.make(self.backend, self.rng, self.watcher.clock() + _BUDGET_S)
+        self.run.skipped += fresh.skipped  # wrong data
+        return fresh.measurements

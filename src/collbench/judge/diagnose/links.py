@@ -197,13 +197,18 @@ def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Verdict]:
 def unstaged(facts: Facts, found: Sequence[Verdict]) -> list[Reading]:
     """Return the copies by peer access over PCIe than which those through host memory, not measured, may be faster.
 
-    Of a link whose theory is unknown only where a verdict calls it slow; not where another reason was seen.
+    Of a link whose theory is unknown only where a verdict calls it slow; not where another reason was seen, nor where
+    those of a link with the same label were measured, and are not faster than P2P.
     """
     excluded, through = excluded_links(facts, found), facts.readings.of(STAGED, COPY_BYTES)
     unhealthy = unhealthy_devices(facts)
     disturbed = unhealthy.causes.keys() | unhealthy.shared.keys()
     slow = {link for v in found if v.kind in SLOW_LINK for link in v.links}
     explained = {link for v in found if v.severity is not Severity.INFO for link in v.links | v.reach} - slow
+
+    detours = {link for v in found if v.kind is Kind.P2P_SLOWER_THAN_STAGED for link in v.links}
+    settled = {(reading.label, facts.limit(link)) for link, reading in through.items()}
+    settled -= {(reading.label, facts.limit(link)) for link, reading in through.items() if link in detours}
 
     def may_be_slower(link: Link, reading: Reading) -> bool:
         limit = facts.limit(link)
@@ -214,6 +219,7 @@ def unstaged(facts: Facts, found: Sequence[Verdict]) -> list[Reading]:
     return [
         reading
         for (a, b), reading in facts.readings.of(CE[0], COPY_BYTES).items()
+        if (reading.label, facts.limit((a, b))) not in settled
         if (a, b) not in through and (a, b) not in explained and disturbed.isdisjoint((a, b))
         if facts.has_peers((a, b)) and not facts.over_nvlink((a, b)) and excluded.comparable(reading)
         if may_be_slower((a, b), reading)
