@@ -189,6 +189,33 @@ def test_sixteen_gpus_are_read_and_refused_where_a_report_left_rows_out() -> Non
         parse_topology("\n".join([head, *rows[:5]]))
 
 
+# `nvidia-smi -L` of GPU0 as the help pages of JASMIN's notebooks show it; the other lines are written like these.
+_IN_PARTS = """\
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-2927d07e-3fe9-7904-9e08-b08b82d9a37d)
+  MIG 1g.10gb     Device  0: (UUID: MIG-6e95ef19-5145-571b-b040-7e731f1c1af3)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-1)
+  MIG 1c.3g.20gb  Device  0: (UUID: MIG-1)
+  MIG 1c.3g.20gb  Device  1: (UUID: MIG-2)
+GPU 2: NVIDIA A100-SXM4-40GB (UUID: GPU-2)
+GPU 3: NVIDIA A100-SXM4-40GB (UUID: GPU-3)
+"""
+
+
+def test_gpus_in_mig_mode_are_no_peers_whatever_their_label() -> None:
+    """MIG devices have no P2P, not even over NVLinks (NVIDIA/k8s-device-plugin#296), and topo -m does not say so."""
+    head = "\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\n"
+    rows = "".join(
+        f"GPU{i}" + "".join(f"\t{'X' if i == j else 'NV12'}" for j in range(4)) + "\t0-63\n" for i in range(4)
+    )
+    topology = parse_topology(f"{_IN_PARTS}\n{head}{rows}")
+    assert topology.parted == {"GPU0", "GPU1"}
+    devices, paths = facts(topology)
+    assert choose_by_labels(devices, paths, 2).members == (2, 3)
+    assert choose_by_labels(*facts(parse_topology(head + rows)), 2).members == (0, 1)
+    three = choose_by_labels(devices, paths, 3)
+    assert "every set includes a pair without P2P" in three.reason
+
+
 @pytest.mark.parametrize(
     ("title", "text", "named"),
     [

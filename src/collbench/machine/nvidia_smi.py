@@ -34,8 +34,9 @@ _UNDERLINE = re.compile(r"\x1b\[[\d;]*[A-Za-z]|(?:\^\[|\\x1b|\\033|\\e|\\u001b)?
 # What quotes a line ("> ", "* "), or says whose it is ("[0] ", "[1,0]<stdout>:", "node7: ").
 _TAG = re.compile(r"(?:\s*(?:[>*]+|\[[\w.,-]+\](?:<\w+>:)?|[\w.-]+:)(?=\s|GPU|$))*")
 _AFFINITY = re.compile(r"(?:CPU|NUMA)\s+Affinity|GPU\s+NUMA\s+ID", re.IGNORECASE)
-# What `nvidia-smi -L` prints of a GPU.
+# What `nvidia-smi -L` prints of a GPU, and below it of its parts in MIG mode.
 _PRODUCT = re.compile(r"\b(GPU) (\d+): (\S.*?) \(UUID: ")
+_PART = re.compile(r"\bMIG \S+ +Device +\d+: \(UUID: MIG-")
 # Where a terminal wrapped a wide header, or copied it, two names may have no space between them: "NIC8NIC9".
 _NAME = r"(?:GPU|NIC|mlx\d+_)\d+(?=\s|$|GPU|NIC|mlx|CPU|NUMA)"
 _COLUMN = re.compile(rf"{_AFFINITY.pattern}|{_NAME}|\S+", re.IGNORECASE)
@@ -50,7 +51,7 @@ class Topology:
     """What `topo -m` shows of the GPUs: names, labels[row][column] with X on the diagonal, and affinity texts.
 
     An affinity is "" if the text has none, else as it stands there: "0-23,48-71", "0-1", "N/A". `names` are the
-    products, where the text also has what `nvidia-smi -L` prints; "" for none.
+    products, where the text also has what `nvidia-smi -L` prints; "" for none. `parted` are the GPUs in MIG mode there.
     """
 
     gpus: tuple[str, ...]
@@ -58,6 +59,7 @@ class Topology:
     cpu_affinity: tuple[str, ...]
     numa_affinity: tuple[str, ...]
     names: tuple[str, ...] = ()
+    parted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,18 @@ def parse_topology(text: str, name: str = "the topology") -> Topology:
     _check_symmetry(header, rows, cells, source)
     products = {kind + index: product for kind, index, product in _PRODUCT.findall(text)}
     names = tuple(products.get(gpu, "") for gpu in header.gpus) if products else ()
-    return Topology(header.gpus, cells, _affinity("CPU", header, rows), _affinity("NUMA", header, rows), names)
+    affinities = _affinity("CPU", header, rows), _affinity("NUMA", header, rows)
+    return Topology(header.gpus, cells, *affinities, names, frozenset(_parted(text)))
+
+
+def _parted(text: str) -> Iterator[str]:
+    """Yield the GPUs below which `nvidia-smi -L` lists parts."""
+    gpu = ""
+    for line in text.splitlines():
+        if product := _PRODUCT.search(line):
+            gpu = product[1] + product[2]
+        elif gpu and _PART.search(line):
+            yield gpu
 
 
 def parse_p2p(text: str, name: str = "the peer-access matrix") -> PeerAccess:
@@ -131,7 +144,10 @@ def parse_p2p(text: str, name: str = "the peer-access matrix") -> PeerAccess:
 
 
 def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
-    """Return a topology in the program's nouns. No theory: a label does not name the GPU and its links' rate."""
+    """Return a topology in the program's nouns. No theory: a label does not name the GPU and its links' rate.
+
+    A GPU in MIG mode has P2P with no other, over NVLinks neither [NVIDIA/k8s-device-plugin#296; MIG user guide].
+    """
     devices = tuple(
         Device(
             index=int(gpu.removeprefix("GPU")),
@@ -153,7 +169,9 @@ def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
         label = topology.labels[i][j]
         links = machine_labels.nvlink_count(label)
         ancestor = None if links or label == machine_labels.UNKNOWN else label
-        paths.append(Path((i, j), label, ancestor, links))
+        apart = topology.parted.intersection((topology.gpus[i], topology.gpus[j]))
+        denied = (PeerStatus.NS, PeerStatus.NS) if apart else ()
+        paths.append(Path((i, j), label, ancestor, links, tool_peer_access=denied))
     return devices, tuple(paths)
 
 
