@@ -2,11 +2,13 @@
 """How long the map of P2P takes: what it adds to `check`, and `check --map-p2p` from start to prompt.
 
     python benchmarks/map_time.py [--gpus 2,8] [--repeats N] [--fakes] [--only check|map] [--without] [--steps FILE]
+    python benchmarks/map_time.py --expect 8 FILE
 
 On this machine's GPUs; with --fakes on the simulated libraries of tests/native, on which calls and copies last in real
 time as long as on H100 (WAITS). Both pages are printed as far as their answer, so that nothing else than a sound
 machine is timed. With --without, each `check` is followed by one that makes no map. With --steps, a table says how long
-the steps of the map last (STEPS), and a line of JSON for each run is appended to FILE.
+the steps of the map last, and a line of JSON for each run is appended to FILE. --expect says from such a file how long
+they would last on more GPUs: at most, if nothing grows faster than the number of links, by a line through all runs.
 """
 
 from __future__ import annotations
@@ -14,18 +16,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression, median
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-# Seconds of one call: two H100, driver 580.159.04 [benchmarks/results/2026-11-24-2xh100-startup]. Those of NCCL and of
-# nvidia-smi are for eight GPUs, by guess: three times those of two.
+# Seconds of one call: two H100, driver 580.159.04 [benchmarks/results/2026-11-24-2xh100-startup]. NCCL and nvidia-smi
+# take so long on two, and by guess three times as long on eight.
 WAITS = {
     "cuInit": 0.25,
     "cuDevicePrimaryCtxRetain": 0.2,
@@ -34,7 +38,7 @@ WAITS = {
     "nvmlInitWithFlags": 0.1,
     "dlopen": 0.1,
 }
-NCCL_S, NVIDIA_SMI_S = {2: 0.7, 8: 2.1}, {2: 0.07, 8: 0.21}
+NCCL_S, NVIDIA_SMI_S = 0.7, 0.07
 # Rates in GB/s of H100: over NVLink, and through host memory. The fakes fill and move memory with a CPU, so buffers are
 # small, and messages of 1 MiB stand for those of 16 MiB, at a sixteenth of the rate.
 DIRECT, STAGED, SHRUNK = 360, 35, 16
@@ -122,13 +126,13 @@ def on_fakes(folder: Path, gpus: int) -> dict[str, str]:
     sys.path.insert(0, str(ROOT))
     from tests.native.fakes import build
 
-    nccl = NCCL_S[gpus]
+    grown = 1 + (gpus - 2) / 3
     fakes = build(folder / f"fakes-{gpus}")
     tool = folder / f"bin-{gpus}" / "nvidia-smi"
     tool.parent.mkdir()
-    tool.write_text(f"#!/bin/sh\nsleep {NVIDIA_SMI_S[gpus]}\n", encoding="utf-8")
+    tool.write_text(f"#!/bin/sh\nsleep {NVIDIA_SMI_S * grown}\n", encoding="utf-8")
     tool.chmod(0o755)
-    slow = {**WAITS, "ncclCommInitRank": nccl}
+    slow = {**WAITS, "ncclCommInitRank": NCCL_S * grown}
     variables = fakes.environment(
         gpus=gpus,
         memory=room(gpus),
@@ -190,6 +194,29 @@ def summed(steps: list[tuple[float, str]]) -> dict[str, tuple[int, float]]:
     return found
 
 
+def expected(file: Path, gpus: int) -> Iterator[str]:
+    """Yield lines on the map and its steps on so many GPUs, from a file of --steps: medians, and a line over links."""
+    by_step: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for line in file.read_text(encoding="utf-8").splitlines():
+        one = json.loads(line)
+        for name, (_, seconds) in (("the map", (1, one["map_s"])), *one["steps"].items()):
+            by_step[one["command"], re.sub(r" on \d+ GPUs", "", name)][one["gpus"]].append(seconds)
+    for (command, name), of in by_step.items():
+        counts = sorted(of)
+        measured = [median(of[count]) for count in counts]
+        # A step that gets no longer keeps its longest time.
+        each, alone = (
+            linear_regression([_links(count) for count in counts], measured) if len(counts) > 1 else (0.0, 0.0)
+        )
+        most = max(*measured, alone + each * _links(gpus)) if len(counts) > 1 else measured[0]
+        seen = ", ".join(f"{seconds:.3f} s on {count}" for count, seconds in zip(counts, measured, strict=True))
+        yield f"{command:5} {name:<52} at most {most:7.3f} s on {gpus} GPUs; {seen}"
+
+
+def _links(gpus: int) -> int:
+    return gpus * (gpus - 1)
+
+
 COMMANDS = {"check": ["check"], "map": ["check", "--map-p2p"]}
 
 
@@ -202,7 +229,11 @@ def main() -> None:
     parser.add_argument("--only", choices=[*COMMANDS], help="one of the two commands")
     parser.add_argument("--without", action="store_true", help="also time `check` without the map, in turn")
     parser.add_argument("--steps", type=Path, metavar="FILE", help="time the map's steps, and append them as JSON")
+    parser.add_argument("--expect", nargs=2, metavar=("N", "FILE"), help="what a file of --steps says of N GPUs")
     options = parser.parse_args()
+    if options.expect:
+        print(*expected(Path(options.expect[1]), int(options.expect[0])), sep="\n")
+        return
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores{', FAKES' if options.fakes else ''}")
     with tempfile.TemporaryDirectory() as name:
         for gpus in map(int, options.gpus.split(",")):
