@@ -74,6 +74,17 @@ def test_a_slow_link_is_measured_isolated_before_it_is_reported(program: Program
     assert program("check", "run.json").out == page.replace(mapped[0], "")
 
 
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [(FaultKind.HANGING_LINK, "HANG GPU3 → GPU1: "), (FaultKind.CORRUPT_LINK, "DATA_CORRUPT GPU3 → GPU1: ")],
+)
+def test_the_first_line_has_the_direction_although_collectives_fail_both_ways(
+    program: Program, kind: FaultKind, first: str
+) -> None:
+    status, page, _ = simulated(program, Fault(kind, (3, 1), one_way=True))
+    assert (status, page.startswith(first)) == (4, True), page.partition("\n")[0]
+
+
 QUICKLY = [("pairs", "--quick"), ("check", "--quick")]
 
 

@@ -113,7 +113,7 @@ def test_wrong_elements_without_words_are_counted() -> None:
     assert "3 wrong elements of ce-write" in what(the(run, Kind.DATA_CORRUPT))
     run.measurements[0].failure = in_words("wrong data: the link lies")
     assert (
-        verdicts.what(the(run, Kind.DATA_CORRUPT), run) == "GPU0, GPU1: wrong data arrived. wrong data: the link lies."
+        verdicts.what(the(run, Kind.DATA_CORRUPT), run) == "GPU0 → GPU1: wrong data arrived. wrong data: the link lies."
     )
 
 

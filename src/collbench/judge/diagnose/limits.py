@@ -11,7 +11,7 @@ from typing import Any
 
 from collbench.judge.diagnose.blame import THROTTLED, Blame, UnhealthyDevices, blames, of_devices, verdict_on
 from collbench.judge.diagnose.elements import Part
-from collbench.judge.diagnose.readings import OUTLYING, Facts, Reading
+from collbench.judge.diagnose.readings import CE, CPU, OUTLYING, SM, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, names, on
 from collbench.judge.outcome import corruptions
 from collbench.judge.physics import Check, Impossible, impossible
@@ -19,7 +19,7 @@ from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.machine.theory import DEGRADED
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Work
-from collbench.model.run import Measurement, Skipped
+from collbench.model.run import Measurement, Skipped, tags
 from collbench.model.units import amount
 
 # Wrong data, hangs and other failures: these links are useless, whatever their rate.
@@ -38,21 +38,29 @@ def failures(facts: Facts) -> Iterator[Verdict]:
 
 
 def _corruptions(facts: Facts) -> Iterator[Verdict]:
-    cases: dict[tuple[int, ...], Skipped | Measurement] = {}
+    cases: dict[tuple[tuple[int, ...], tuple[Link, ...]], Skipped | Measurement] = {}
     for work, members, case in corruptions(facts.run):
-        cases.setdefault(_affected(work, members), case)
-    for members, case in cases.items():
+        devices = _affected(work, members)
+        links = directed_links(work, members) if work else ()
+        cases.setdefault((devices, links or tuple(permutations(devices, 2))), case)
+    for (members, links), case in cases.items():
         text = "wrong data arrived"
         if isinstance(case, Measurement) and case.failure is None:
             text = f"wrong data arrived, {case.wrong} wrong elements of {case.point.work}"
-        yield _failed(facts, Kind.DATA_CORRUPT, of_devices(facts, members, permutations(members, 2)), text, case)
+        place = tags(members, facts.run.devices, " → " if len(links) == 1 else ", ")
+        yield _failed(facts, Kind.DATA_CORRUPT, Blame(frozenset(links), members, place), text, case)
 
 
 def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[Verdict]:
     on_links: dict[Link, list[Measurement]] = defaultdict(list)
     elsewhere: dict[tuple[int, ...], list[Measurement]] = defaultdict(list)
+    copies = [one for one in facts.run.measurements if one.point.work in (*CE, *SM, *CPU)]
+    broken = {link for one in copies if one.failure for link in directed_links(one.point.work, one.point.members)}
+    sound = {link for one in copies for link in directed_links(one.point.work, one.point.members)} - broken
     for one in bad:
         links = directed_links(one.point.work, one.point.members)
+        if broken.intersection(links):  # a collective fails with either way of its pair; copies tell which
+            links = tuple(link for link in links if link not in sound)
         for link in links:
             on_links[link].append(one)
         if not links:
