@@ -201,6 +201,8 @@ def expected(file: Path, gpus: int) -> Iterator[str]:
         one = json.loads(line)
         for name, (_, seconds) in (("the map", (1, one["map_s"])), *one["steps"].items()):
             by_step[one["command"], re.sub(r" on \d+ GPUs", "", name)][one["gpus"]].append(seconds)
+    if len({count for of in by_step.values() for count in of}) < 2:
+        raise SystemExit(f"{file} has one number of GPUs: how long others take needs two")
     for (command, name), of in by_step.items():
         counts = sorted(of)
         measured = [median(of[count]) for count in counts]
