@@ -46,8 +46,9 @@ def made(folder: Path, name: str) -> list[str]:
 
 def picture(page: str, name: str) -> str:
     """Return a page with its colors as SVG."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO())
-    console.print(Text.from_ansi(page), soft_wrap=True)
+    text = Text.from_ansi(page)  # commands to be copied are not wrapped
+    console = Console(record=True, width=max(COLUMNS, *map(len, text.plain.splitlines())), file=io.StringIO())
+    console.print(text, soft_wrap=True)
     making, printing = PICTURES[name]
     title = f"collbench {making if printing.startswith('show') else printing}"
     return console.export_svg(title=title, theme=MONOKAI, code_format=FORMAT, unique_id=name)

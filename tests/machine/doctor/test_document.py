@@ -33,7 +33,7 @@ def example() -> Facts:
 
 
 def test_the_documents_example_is_what_the_doctor_says() -> None:
-    shown = text(page(judge(example())), wide=_WIDTH).rstrip("\n").splitlines()
+    shown = text(page(judge(example())), wide=_WIDTH, columns=_WIDTH).rstrip("\n").splitlines()
     indented = [f"    {line.rstrip()}" if line.strip() else "" for line in shown]
     assert "\n".join(["    $ collbench doctor", *indented]) in DOCUMENT
 
@@ -72,7 +72,7 @@ def test_the_first_line_names_what_fails_and_warns_and_counts(levels: list[Level
 @pytest.mark.parametrize("width", [40, 80, 100])
 def test_lines_fold_below_themselves(width: int) -> None:
     finding = Finding(Group.VARIABLES, "NCCL_IB_RESILIENCY_PORT_RECOVERY", Level.WARN, "word " * 40, "fix " * 30)
-    lines = text(page([finding]), wide=width).splitlines()
+    lines = text(page([finding]), wide=width, columns=width).splitlines()
     start = lines.index(str(Group.VARIABLES))
     assert lines[start + 1].split() == ["warn", finding.name]
     assert all(len(line) <= max(width, 50) for line in lines)
