@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from collbench.model.errors import MachineError
+from collbench.measurement.backends.protocol import Step, Timing
+from collbench.measurement.backends.sim import SimBackend
+from collbench.model.errors import MachineError, StepFailed
 from collbench.model.operations import Variant
 from collbench.runfile import run_file
 from collbench.sim.fabrics import Fault, FaultKind, load
@@ -112,6 +114,40 @@ def test_p2p_over_narrow_uplinks_which_host_memory_is_behind_too_is_not_left_ope
     staged = [m for m in run_file.load(Path("run.json")).measurements if m.point.variant is Variant.STAGED]
     assert len(staged) == 2, "both ways of the slowest of four pairs"
     assert len({frozenset(m.point.members) for m in staged}) == 1
+
+
+@pytest.mark.parametrize("command", QUICKLY, ids=lambda words: words[0])
+def test_where_copies_through_host_memory_fail_one_way_the_other_way_does_not_settle_it(
+    program: Program, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """Eight lanes above each switch: what works is slower than P2P, and the page would say that all agrees."""
+    time = SimBackend.time
+
+    def failing(backend: SimBackend, step: Step) -> Timing:
+        if step.work.variant is Variant.STAGED and any(a < b for a, b in step.groups):
+            raise StepFailed("no pinned memory is left")
+        return time(backend, step)
+
+    monkeypatch.setattr(SimBackend, "time", failing)
+    fabric = load("pcie-4-two-bridges")
+    narrow = tuple(replace(bridge, up_gbs=13.1, down_gbs=13.1) for bridge in fabric.bridges)
+    Path("narrow.json").write_text(fabric_text(replace(fabric, bridges=narrow)), encoding="utf-8")
+    result = program(*command, "--backend", "sim", "--fabric", "narrow.json", "--seed", "3", "-o", "run.json")
+    assert re.search(r"not measured on GPU\d → GPU\d: .*no pinned memory is left", result.err)
+    assert "P2P reaches" in result.out
+
+
+def test_pairs_of_one_label_in_slots_of_two_generations_are_both_measured_through_host_memory(program: Program) -> None:
+    """Below each switch P2P has two fifths of the slots' rate, of gen 4 and of gen 3, and host memory more."""
+    fabric = load("pcie-4-two-bridges")
+    old = tuple(replace(gpu, pcie_generation=3, pcie_gbs=13.1) for gpu in fabric.gpus[2:])
+    slow = tuple(Fault(FaultKind.P2P_SLOW, pair, factor=0.4) for pair in ((0, 1), (2, 3)))
+    text = fabric_text(replace(fabric, gpus=fabric.gpus[:2] + old, faults=slow))
+    Path("two.json").write_text(text, encoding="utf-8")
+    result = program("check", "--quick", "--backend", "sim", "--fabric", "two.json", "--seed", "3", "-o", "run.json")
+    staged = [m for m in run_file.load(Path("run.json")).measurements if m.point.variant is Variant.STAGED]
+    assert {frozenset(m.point.members) for m in staged} >= {frozenset({0, 1}), frozenset({2, 3})}
+    assert result.out.startswith("P2P_SLOWER_THAN_STAGED both PIX pairs: ")
 
 
 def test_the_page_says_what_p2p_does_and_what_is_worse_comes_first(program: Program) -> None:

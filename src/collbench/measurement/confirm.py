@@ -20,7 +20,7 @@ from collbench.measurement.plan import Plan, StoppingRule
 from collbench.measurement.sweep import Trials, Watcher
 from collbench.model.errors import BackendError
 from collbench.model.operations import Work
-from collbench.model.run import Measurement, Members, Pair, Run, device_sets
+from collbench.model.run import Measurement, Members, Pair, Run, device_sets, tags
 from collbench.model.units import abridged
 
 # An accusation is one of many that chance could have made. Chance makes it once more as rarely as any other, if none of
@@ -45,7 +45,7 @@ def confirm(
     again: set[Pair] = set()
     diagnosis, checked = Diagnosis(run), False
     if diagnosis.unstaged:
-        isolated.through_host(diagnosis.unstaged, say)
+        isolated.through_host(diagnosis, say)
         diagnosis = Diagnosis(run)
     while True:  # what is accused because of fresh trials of others is measured again, too
         verdicts = diagnosis.verdicts
@@ -108,14 +108,14 @@ class _Again:
                 first.stop, first.failure = measurement.stop, measurement.failure
         note_noise(self.run)
 
-    def through_host(self, links: Sequence[Reading], say: Callable[[str], None]) -> None:
+    def through_host(self, diagnosis: Diagnosis, say: Callable[[str], None]) -> None:
         """Measure copies through host memory where they may be faster: both ways of the slowest pair of each label.
 
-        What fails of them is left out: the run is complete without.
+        Pairs of one label with other limits count as of another. What fails is left out: the run is complete without.
         """
-        slowest: dict[str, Reading] = {}
-        for reading in sorted(links, key=lambda one: one.gbs):
-            slowest.setdefault(reading.label, reading)
+        slowest: dict[tuple[str, float | None], Reading] = {}
+        for reading in sorted(diagnosis.unstaged, key=lambda one: one.gbs):
+            slowest.setdefault((reading.label, diagnosis.facts.limit(reading.members)), reading)
         pairs = [tuple(sorted(reading.members)) for reading in slowest.values()]
         say(f"measuring copies through host memory on {device_sets(pairs, self.run.devices)}: P2P is slow there")
         size = next(iter(slowest.values())).size_bytes
@@ -125,6 +125,8 @@ class _Again:
         except BackendError as error:
             say(f"not measured: {error}")
         else:
+            for failed in (one for one in fresh if one.failure):
+                say(f"not measured on {tags(failed.point.members, self.run.devices, ' → ')}: {failed.failure}")
             self.run.measurements += [measurement for measurement in fresh if not measurement.failure]
 
     def _measured(

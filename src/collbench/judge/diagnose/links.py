@@ -198,7 +198,7 @@ def unstaged(facts: Facts, found: Sequence[Verdict]) -> list[Reading]:
     """Return the copies by peer access over PCIe than which those through host memory, not measured, may be faster.
 
     Of a link whose theory is unknown only where a verdict calls it slow; not where another reason was seen, nor where
-    those of a link with the same label were measured, and are not faster than P2P.
+    those of a pair with the same label were measured both ways, and are not faster than P2P.
     """
     excluded, through = excluded_links(facts, found), facts.readings.of(STAGED, COPY_BYTES)
     unhealthy = unhealthy_devices(facts)
@@ -207,7 +207,7 @@ def unstaged(facts: Facts, found: Sequence[Verdict]) -> list[Reading]:
     explained = {link for v in found if v.severity is not Severity.INFO for link in v.links | v.reach} - slow
 
     detours = {link for v in found if v.kind is Kind.P2P_SLOWER_THAN_STAGED for link in v.links}
-    settled = {(reading.label, facts.limit(link)) for link, reading in through.items()}
+    settled = {(reading.label, facts.limit(link)) for link, reading in through.items() if link[::-1] in through}
     settled -= {(reading.label, facts.limit(link)) for link, reading in through.items() if link in detours}
 
     def may_be_slower(link: Link, reading: Reading) -> bool:
