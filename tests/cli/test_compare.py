@@ -170,7 +170,7 @@ def test_the_first_line_names_a_change_that_a_row_shows_and_how_many_are_undecid
     run_file.save(recorded("2026-11-21-4xh200-peers/pairs.json"), Path("idle.json"))
     run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:busy.json"), Path("busy.json"))
     page = program("compare", "idle.json", "busy.json").out
-    named = re.search(r"^Regression: (\S+) at (\S+) (?:on )?(\S+): (\d+\.\d)% slower,", page, re.MULTILINE)
+    named = re.search(r"^Regression: (\S+) at (\S+) (on average|\S+): (\d+\.\d)% slower,", page, re.MULTILINE)
     assert named is not None
     work, size, where, lost = named.groups()
     row = re.search(rf"^{work} {where} +\d+ +{size} .*(0\.\d+)× ", page, re.MULTILINE)

@@ -356,7 +356,7 @@ def _group_name(comparison: Comparison, group: Group, at: str = "") -> str:
     """Return what a group's data points share: the devices, or the work and its size (`at`)."""
     if group.kind is GroupKind.DEVICES:
         return f"all of {_device_names(comparison, group.members)}"
-    return f"{group.work}{at} everywhere"
+    return f"{group.work}{at} on average"
 
 
 def _changed(comparison: Comparison, verdict: ChangeVerdict, most: int) -> Iterator[Part]:
