@@ -55,7 +55,7 @@ class Session:
         """Open the request's devices, of `ranks` each one's; `begun` is what `factory.begin` returned."""
         if path is not None:
             run_file.check_writable(path, replace=request.force)
-        self._request, self._warn, self._alone = request, warn, ranks is None
+        self._request, self._warn = request, warn
         with ExitStack() as undo:
             check_registrations(request)
             self._opened = open_backend(request, begun) if ranks is None else ranks.open()
@@ -101,12 +101,10 @@ class Session:
                 raise
         finally:
             if self.run.measurements or corrupt:
-                if self._alone:  # the driver takes 0.2 s to release what it holds: the rest is read and shown meanwhile
-                    backend.close()
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health, but what it did is saved
                     self.run.health_after = self._opened.health()
                     read_ports_after(self.run, self._opened)
-                backend.close()  # ranks had to answer first
+                backend.close()  # what it holds is released while the run is saved and shown
                 self.writer.end()
         _check_success(self.run)
 
