@@ -57,8 +57,8 @@ def confirm(
         if not pairs:
             return
         again.update(pairs)
-        tags = ["-".join(run.devices[member].tag for member in pair) for pair in pairs]
-        say(f"measuring {abridged(tags, _MAX_PAIRS)} once more, isolated")
+        names = [tags(pair, run.devices, "-") for pair in pairs]
+        say(f"measuring {abridged(names, _MAX_PAIRS)} once more, isolated")
         try:
             isolated.on(pairs)
         except BackendError as error:

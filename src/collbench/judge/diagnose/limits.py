@@ -151,9 +151,10 @@ def _hidden(facts: Facts, links: Mapping[Link, Reading], impossible_links: Colle
     for measurement in facts.run.measurements:
         if check.shows_hidden(measurement):
             point, rate = measurement.point, check.fastest(measurement)
-            for link in directed_links(point.work, point.members):
+            crossed = directed_links(point.work, point.members)
+            for link in crossed:
                 rates[link].append(rate)
-            if not directed_links(point.work, point.members):
+            if not crossed:
                 others[tuple(sorted(point.members))].append(rate)
     shown = {link for link in links if frozenset(link) in check.hidden}
     hidden = (shown | rates.keys()) - {*impossible_links}

@@ -93,8 +93,24 @@ class Child:
     def reap(self, seconds: float = EXIT_S) -> None:
         """Wait a while for a killed process to exit and release its memory on the GPUs."""
         with suppress(subprocess.TimeoutExpired):  # stuck in the driver: it goes when the driver lets go
-            self.process.wait(_until_exit(self.process.pid, seconds))
+            self.exit_status(seconds)
         self._stderr.close()
+
+    def exit_status(self, seconds: float) -> int:
+        """Wait so long for the process to exit, and return its status. Raises TimeoutExpired.
+
+        Popen.wait with a timeout looks every 50 ms only, which is all there is where the kernel has no pidfd.
+        """
+        left = seconds
+        if self.process.poll() is None:  # else its number may be another's
+            with suppress(OSError):
+                descriptor = os.pidfd_open(self.process.pid)
+                try:
+                    wait([descriptor], seconds)
+                finally:
+                    os.close(descriptor)
+                left = 0.0
+        return self.process.wait(left)
 
     def last_line(self) -> str:
         """Return the last line that the process wrote to stderr, "" for none."""
@@ -106,26 +122,10 @@ class Child:
     def _death(self) -> Failure:
         """Return how the process ended."""
         try:
-            status = self.process.wait(EXIT_S)
+            status = self.exit_status(EXIT_S)
         except subprocess.TimeoutExpired:
             return Failure(FailureKind.CRASH, Cause.ENDING)
         return died(status, self.last_line())
-
-
-def _until_exit(process_id: int, seconds: float) -> float:
-    """Wait so long for a child to exit, and return how long to wait yet: all of it where the kernel has no pidfd.
-
-    Popen.wait with a timeout looks every 50 ms only.
-    """
-    try:
-        descriptor = os.pidfd_open(process_id)
-    except OSError:
-        return seconds
-    try:
-        wait([descriptor], seconds)
-    finally:
-        os.close(descriptor)
-    return 0.0
 
 
 def _scheduled(process_id: int) -> tuple[int, int]:

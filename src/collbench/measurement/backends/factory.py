@@ -141,10 +141,11 @@ def resolve(name: str) -> tuple[str, str | None]:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
         return "host", "CUDA_VISIBLE_DEVICES hides every GPU from this process"
     from collbench.machine import kernel  # late: simulations need no machine
-    from collbench.machine.nvml import Nvml
 
     if kernel.has_gpu_files():  # NVML can start later, beside CUDA in the worker: each takes 0.1 to 0.2 s
         return "cuda", None
+    from collbench.machine.nvml import Nvml
+
     try:
         # Left open, because it takes 0.1 s to start again.
         if _NVML.enter_context(Nvml()).devices():

@@ -169,7 +169,7 @@ def silence(workers: Sequence[TorchProcess], seconds: float) -> BackendError:
 def lost(worker: TorchProcess, every: Sequence[TorchProcess]) -> BackendError:
     """Explain a death. The others fail when a peer is killed, so one that a signal ended is the cause."""
     try:
-        worker.child.process.wait(EXIT_S)
+        worker.child.exit_status(EXIT_S)
     except subprocess.TimeoutExpired:
         return silence([worker], EXIT_S)
     ended = [worker, *(other for other in every if other.child.process.poll() is not None)]
