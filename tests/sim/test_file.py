@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,17 @@ def test_a_file_that_is_not_a_fabric_is_refused_with_the_shipped_names(
     with pytest.raises(CollbenchError, match=message) as refused:
         fabrics.load(str(path))
     assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("dgx1v", "'dgx-1v'"), ("dgx1v.json", "'dgx1.json'")])
+def test_one_name_is_suggested_whatever_files_are_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    (tmp_path / "dgx1.json").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        fabrics.load(name)
+    assert re.findall(r"did you mean ([^?]*)", str(refused.value)) == [meant]
 
 
 def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:

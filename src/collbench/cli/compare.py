@@ -160,7 +160,7 @@ def _parse_rate(text: str) -> float:
 
 def _operation(text: str) -> Operation:
     """Return the operation of a name, also of nccl-tests' program: "all_reduce_perf"."""
-    return options.parse_operation(text.removesuffix("_perf"))
+    return options.parse_operation(text.removesuffix("_perf"), "OPERATION")
 
 
 @click.command()

@@ -55,9 +55,9 @@ def option(
     return click.option(*names, last, *filter(None, [name]), metavar=metavar or None, help=text, **settings)
 
 
-def parse_operation(text: str) -> Operation:
-    """Return the operation that a word names. Raises UsageError."""
-    return named("--operation", text, Operation)
+def parse_operation(text: str, option_name: str = "--operation") -> Operation:
+    """Return the operation that a word names. Raises UsageError, which says where the word was written."""
+    return named(option_name, text, Operation)
 
 
 def _checked_seed(seed_given: int) -> int:

@@ -415,11 +415,14 @@ def load(name_or_path: str) -> Fabric:
     """Return the shipped fabric of this name, else the one in the file. Raises UsageError, and as `loads`."""
     if name_or_path in names():
         return loads((_shipped() / f"{name_or_path}{_SUFFIX}").read_text(encoding="utf-8"), name_or_path)
+    known = ", ".join(names())
+    if re.fullmatch(r"[\w-]+", name_or_path) and not Path(name_or_path).exists():
+        near = did_you_mean(name_or_path, names())
+        raise UsageError(f"no simulated machine is called '{name_or_path}': choose from {known}, or name a file{near}")
     try:
         text = FORMAT.read(Path(name_or_path))
     except (RunFileError, ValueError) as error:  # the latter for a zero byte in the name
-        near = did_you_mean(name_or_path, names())
-        raise UsageError(str(error), f"name a file, or one of {', '.join(names())}{near}") from error
+        raise UsageError(str(error), f"name a file, or one of {known}") from error
     return loads(text, name_or_path)
 
 
