@@ -186,8 +186,11 @@ def _measured_in(
         except DataCorruption:
             from collbench.report.text.frame import headline
 
-            if layout == TABLE and headline(wrong := run_file.again(session.run)):
-                show_run(Diagnosis(wrong), layout, file)
+            if headline(wrong := run_file.again(session.run)):
+                if layout == TABLE:
+                    show_run(Diagnosis(wrong), layout, file)
+                if session.failure is None:
+                    _report_file(session.path, layout)
             raise
         diagnosis = Diagnosis(session.run)
         show_run(diagnosis, layout, file)
