@@ -43,9 +43,9 @@ program=("$python" -m collbench)
 if [ "$DRY" ]; then
     backend=(--backend host) sizes=64K:4M:8 two=0,1 worlds=(2) images=(--tiny --images 960 --held-out 960 --gpus 1,2)
     gpt2=("$here/benchmarks/gpt2_ddp.py" --tiny --batch 2 --sequence 64 --steps 8 --warmup 2)
-    four=$two
+    four=$two without=NCCL_P2P_DISABLE=1 # cores have no P2P, and only a script could read the variable
 else
-    backend=() sizes=64K:1G two=0,1 four=0,1,2,3 worlds=(${WORLDS:-2 4}) images=(--gpus "${GPUS:-1,2,3,4}" --steps-of 1,2,3,4)
+    backend=() sizes=64K:1G two=0,1 four=0,1,2,3 without=p2p worlds=(${WORLDS:-2 4}) images=(--gpus "${GPUS:-1,2,3,4}" --steps-of 1,2,3,4)
     gpt2=("$here/benchmarks/gpt2_ddp.py" --steps 50 --warmup 10)
 fi
 # strategy-GPUs-dtype; amp, with which most people train, sends 4 bytes per gradient
@@ -65,7 +65,7 @@ curves() {
 }
 
 ablate() { # ablate WORLD STRATEGY DTYPE
-    step 180 "${program[@]}" ablate "${backend[@]}" --devices "$(devices "$1")" --without p2p --repeats "${REPEATS:-3}" \
+    step 180 "${program[@]}" ablate "${backend[@]}" --devices "$(devices "$1")" --without "$without" --repeats "${REPEATS:-3}" \
         --skip 0 -o "$out/ablate-$2-$1-$3.json" -- "${gpt2[@]}" --strategy "$2" --dtype "$3"
 }
 

@@ -95,20 +95,34 @@ needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="t
 
 @needs_two_cores
 def test_on_cpu_cores_with_torchrun_itself(tmp_path: Path) -> None:
-    args = ["--without", "p2p", "--repeats", "2", "--seed", "0", "--no-allreduce", "--", "train.py", "--epochs", "1"]
+    args = [
+        "--without",
+        "NCCL_P2P_DISABLE=1",
+        "--repeats",
+        "2",
+        "--seed",
+        "0",
+        "--no-allreduce",
+        "--",
+        "train.py",
+        "--epochs",
+        "1",
+    ]
     (tmp_path / "tmp").mkdir()
     done = on_cores(tmp_path, *args, TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "tmp").iterdir()) == []  # torchrun's torchelastic_… neither
-    assert "without p2p a step of this job takes 25.0% longer (95% interval 25.0%)" in done.stdout
+    assert (
+        "with NCCL_P2P_DISABLE=1 a step of this job takes 25.0% longer than as is (95% interval 25.0%)" in done.stdout
+    )
     assert "backend   host: gloo on CPU cores, which ignores NCCL variables" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("saved     ")
     lines = [line for line in done.stderr.splitlines() if line.startswith("collbench: run ")]
     assert lines == [
-        "collbench: run 1 of 4, with p2p: 8.000 ms a step",
-        "collbench: run 2 of 4, without p2p: 10.00 ms a step",
-        "collbench: run 3 of 4, without p2p: 10.00 ms a step",
-        "collbench: run 4 of 4, with p2p: 8.000 ms a step",
+        "collbench: run 1 of 4, as is: 8.000 ms a step",
+        "collbench: run 2 of 4, with NCCL_P2P_DISABLE=1: 10.00 ms a step",
+        "collbench: run 3 of 4, with NCCL_P2P_DISABLE=1: 10.00 ms a step",
+        "collbench: run 4 of 4, as is: 8.000 ms a step",
     ]
     saved_ablation = saved(tmp_path)
     assert saved_ablation.command == ("train.py", "--epochs", "1")
@@ -117,6 +131,17 @@ def test_on_cpu_cores_with_torchrun_itself(tmp_path: Path) -> None:
     [logs] = (tmp_path / "state" / "collbench" / "ablations").glob("*-logs")
     assert sorted(path.name for path in logs.iterdir()) == [f"run-{number}.log" for number in range(1, 5)]
     assert "step 12 step_time=8.000ms loss=5.3" in (logs / "run-1.log").read_text(encoding="utf-8")
+
+
+@needs_two_cores
+def test_on_cpu_cores_there_is_no_p2p_to_go_without(tmp_path: Path) -> None:
+    """Both arms would train the same way: gloo reads no variable of NCCL, and no script reads it for `p2p`."""
+    done = on_cores(tmp_path, "--without", "p2p,shm", "--", "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "collbench: the host backend has no p2p, shm to deny NCCL, so both arms would train the same"
+    )
 
 
 def test_on_gpus_both_arms_get_the_best_pair_and_keep_the_environment(
@@ -160,11 +185,13 @@ def test_another_set_of_gpus_instead(fakes: Fakes, tmp_path: Path) -> None:
 @needs_two_cores
 def test_a_script_that_crashes_shows_its_traceback_first_and_says_what_is_saved(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CRASHES, encoding="utf-8")
-    args = ["--without", "p2p", "--no-allreduce", "--seed", "1", "-o", "a.json", "--", "train.py"]
+    args = ["--without", "NCCL_P2P_DISABLE=1", "--no-allreduce", "--seed", "1", "-o", "a.json", "--", "train.py"]
     done = on_cores(tmp_path, *args)
     assert (done.returncode, done.stdout) == (1, "")
     lines = done.stderr.splitlines()
-    assert lines[-1].startswith("collbench: run 1, without p2p: the script failed (exit status 1, see above)")
+    assert lines[-1].startswith(
+        "collbench: run 1, with NCCL_P2P_DISABLE=1: the script failed (exit status 1, see above)"
+    )
     reported = "\n".join(lines[:-1])
     assert "ValueError: no data here" in reported, reported
     assert reported.index("Traceback (most recent call last)") < reported.index("ValueError: no data here")
@@ -189,7 +216,7 @@ def test_an_interruption_ends_torchruns_ranks_and_says_what_is_saved(
     os.mkfifo(tmp_path / "held")
     waits = f"{SCRIPT}\nif step == 10:\n    held = open('held', 'w')\n    import signal; signal.pause()\n"
     (tmp_path / "train.py").write_text(waits, encoding="utf-8")
-    args = ["--without", "p2p", "--no-allreduce", "--seed", str(seed), "-o", "a.json", "--", "train.py"]
+    args = ["--without", "NCCL_P2P_DISABLE=1", "--no-allreduce", "--seed", str(seed), "-o", "a.json", "--", "train.py"]
     command = collbench("ablate", "--backend", "host", "--devices", first_cores(), *args)
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")} | ({} if itself else torchrun)
     with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as started:

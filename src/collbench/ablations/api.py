@@ -46,6 +46,11 @@ def prepare(
     _check(train, change, notices)
     path, logs = _output_paths(values)
     present = factory.look(train.backend)
+    if change.switches and capabilities(present.backend).cores:
+        raise UsageError(
+            f"the host backend has no {', '.join(change.switches)} to deny NCCL, so both arms would train the "
+            "same way: name a variable that the script reads (--without NCCL_NAME=VALUE), or other cores (--against)"
+        )
     devices = _choose(train, values["against"], present, notices)
     train_arguments = (*train.script.options, "--", *train.script.program)
     plan = experiments.Setup(train_arguments, path, logs, dict(os.environ), pattern, train.nccl, values["force"])
