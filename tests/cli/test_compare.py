@@ -181,6 +181,21 @@ def test_the_first_line_names_a_change_that_a_row_shows_and_how_many_are_undecid
     assert f"{undecided} of {len(changes)} data points are undecided because busy.json was disturbed: " in page
 
 
+def test_a_variable_that_took_nine_tenths_from_all_pairs_is_no_variation_of_some_pairs(program: Program) -> None:
+    """Copies do not change, so most data points are undecided, and pairs' means over all works say little."""
+    run_file.save(recorded("2026-11-21-4xh200-peers/pairs.json"), Path("p2p.json"))
+    run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), Path("no-p2p.json"))
+    others, slower = program("compare", "p2p.json", "no-p2p.json").out.splitlines()[:2]
+    assert others == "other devices: 4 × NVIDIA H200"
+    lost = re.match(r"Regression: all collectives at 1G on average: (\d+\.\d)% to (\d+\.\d)% slower, ", slower)
+    assert lost is not None, slower
+    assert [float(one) for one in lost.groups()] == pytest.approx([87, 92], abs=1)
+    assert "; NCCL_P2P_DISABLE differs: not set → 1; " in slower
+    faster = program("compare", "no-p2p.json", "p2p.json").out.splitlines()[1]
+    assert faster.startswith("Nothing is significantly slower; 167 of 840 data points are faster; ")
+    assert "pair" not in slower + faster
+
+
 @pytest.mark.parametrize(("base", "new", "changed"), [("idle", "busy", "slower"), ("busy", "idle", "faster")])
 def test_what_is_undecided_beside_a_busy_run_is_blamed_on_that_run(
     program: Program, base: str, new: str, changed: str

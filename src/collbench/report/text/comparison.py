@@ -221,7 +221,11 @@ def conclusion(comparison: Comparison) -> str:
     found = _found(comparison)
     if not comparison.mostly_undecided:
         return found
-    clauses = [found.removesuffix("."), _undecided(comparison), *_changed_pairs(comparison)]
+    clauses = [found.removesuffix("."), _undecided(comparison)]
+    changed = (ChangeVerdict.WORSE, ChangeVerdict.BETTER)
+    if any(group.verdict in changed for group in comparison.groups if group.kind is GroupKind.WORK):
+        return f"{'; '.join(clauses)}."  # all pairs changed: whether some of them vary is no question
+    clauses += _changed_pairs(comparison)
     kept = 1 - comparison.fail_below
     doubtful = any(
         pair.verdict is ChangeVerdict.UNDECIDED and not kept <= pair.ratio <= 1 / kept for pair in _pairs(comparison)
@@ -247,7 +251,7 @@ def _found(comparison: Comparison) -> str:
         count = sum(change.regressed for change in comparison.changes)
         points = f"; {count} of {amount(len(comparison.changes), 'data point')} regressed" if count else ""
         slowest = _slowest(comparison, comparison.regressions)
-        return f"Regression: {slowest}, significantly more than {limit}{points}."
+        return f"Regression: {slowest}, significantly more than {limit}{points}{_other_variables(comparison)}."
     judged: list[Change | Group] = [*comparison.groups, *comparison.changes]
     if worse := [one for one in judged if one.verdict is ChangeVerdict.WORSE]:
         return f"Slower: {_slowest(comparison, worse)}; nothing significantly by more than {limit}."
@@ -260,6 +264,12 @@ def _found(comparison: Comparison) -> str:
     if alone or not comparison.new.complete or outcome(comparison.new).device_sets:
         return "; ".join(["Nothing that was measured in both runs is significantly slower", *alone]) + "."
     return _not_slower(comparison)
+
+
+def _other_variables(comparison: Comparison) -> str:
+    """Return which of NCCL's variables differ, as a clause: they are the likeliest cause, and easily undone."""
+    variables = [one for one in comparison.differences if one.what.startswith("NCCL_")]
+    return "".join(f"; {one.what} differs: {one.base} → {one.new}" for one in variables)
 
 
 def _not_slower(comparison: Comparison) -> str:
@@ -279,14 +289,17 @@ def _not_slower(comparison: Comparison) -> str:
     ]
     if shifted:
         return f"Undecided without --history: {_slowest(comparison, shifted)}, by which runs may differ."
-    return "Nothing is significantly slower."
+    better = comparison.count(ChangeVerdict.BETTER)
+    faster = f"; {better} of {amount(len(comparison.changes), 'data point')} {verb(better, 'is', 'are')} faster"
+    return f"Nothing is significantly slower{faster if better else ''}."
 
 
 def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
     """Return which group lost most, without groups which data point, and how much: "… on GPU0→GPU3: 45.1% slower".
 
     Where all pairs of one GPU are slower, and no devices without it, it is that GPU: which pair is slowest is chance.
-    Of data points it is one that a row of the page shows, if one of these is among them.
+    Where all collectives are, it is these. Of data points it is one that a row of the page shows, if one of these is
+    among them.
     """
     shown = {change.key for _, _, change in _rows(comparison, ChangeVerdict.WORSE)}
     copies = _largest_copies(comparison)
@@ -294,6 +307,9 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
     changes = [one for one in slower if isinstance(one, Change)]
     if found := _slow_device(comparison, slower):
         ratio, name = found
+    elif collectives := _slow_collectives(comparison, slower):
+        lost = span([100 * (1 - group.ratio) for group in collectives], "{:.1f}%".format)
+        return f"all collectives at {size_span([group.size_bytes for group in collectives])} on average: {lost} slower"
     elif groups:
         ratio, name = min(groups)
     else:
@@ -314,6 +330,15 @@ def _slow_device(comparison: Comparison, slower: Sequence[Change | Group]) -> tu
         return None
     name = f"all {len(pairs)} pairs of {_device_names(comparison, [*common])}"
     return median(pair.ratio for pair in pairs), name
+
+
+def _slow_collectives(comparison: Comparison, slower: Sequence[Change | Group]) -> list[Group]:
+    """Return the groups of all collectives, if there are several, all are slower, and nothing lost more than they."""
+    works = {change.key.work for change in comparison.changes if change.operation.is_collective}
+    groups = [one for one in slower if isinstance(one, Group)]
+    found = [one for one in groups if one.work in works]
+    whole = len(works) > 1 and {one.work for one in found} == works
+    return found if whole and min(groups, key=lambda one: one.ratio) in found else []
 
 
 def _named(comparison: Comparison, group: Group, copies: _Copies) -> tuple[float, str]:
