@@ -137,7 +137,8 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
     answer = "" if predicted.percent == 100 else f"the runs cover only {predicted.percent}% of the step's bytes; "
     if predicted.here.links is predicted.recorded.links:
         answer += f"if the job ran on {_place(predicted.recorded)} (no --recorded-links): "
-    answer += f"{sim(run)}{_takes(predicted)}; recorded: {milli(predicted.step)}"
+    which = f" (rank {predicted.rank}, whose step changes most)" if len(job.ranks) > 1 else ""
+    answer += f"{sim(run)}{_takes(predicted)}; recorded: {milli(predicted.step)}{which}"
     places = (f"recorded  {_devices(predicted.recorded)}", f"here      {_devices(predicted.here)}")
     yield from both("header", prose(answer))
     yield from both("header", Lines("\n".join(places) + "\n"))
