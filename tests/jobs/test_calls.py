@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from collbench.jobs.calls import pauses_of, report, step_seconds
 from collbench.jobs.job import Ending, Group, Job, JobRank, Phase, Position, Sample
 from collbench.jobs.job_file import dumps, loads
-from collbench.jobs.page import remarks
+from collbench.jobs.page import headline, remarks
 from collbench.judge.tails import after_others
 from tests.jobs.made import jobs, made_job, stepped, without_gpu_times
 
@@ -68,15 +68,28 @@ def test_how_late_a_rank_is_at_each_call_adds_up_to_what_the_others_wait() -> No
     assert "the others wait 0.34 ms a step for it" in "".join(remarks(found))
 
 
-def test_ranks_that_take_turns_to_wait_are_named_with_their_shares() -> None:
-    """Of the nine steps that count, rank 0 waits in four and rank 1 in five; three µs at the last call say nothing."""
+def test_ranks_that_take_turns_to_wait_are_named_with_their_steps() -> None:
+    """Of the nine steps that count, rank 0 waits in four and rank 1 in five; three µs at the last call say nothing.
+
+    So rank 0's median wait is next to nothing, which must not pass for the whole truth.
+    """
     job = with_waits(made_job(DDP), lambda rank, step: (900, 900, 900, 0) if step % 2 == rank else (0, 0, 0, 3))
     found = report(job)
     assert found is not None
     assert found.late == ()
     assert [row.last for row in found.ranks] == [pytest.approx(5 * 3 / 36), pytest.approx(4 * 3 / 36)]
-    text = "no rank is late throughout: each of 2 is last at 33% (rank 1) to 42% (rank 0) of its calls"
-    assert text in "".join(remarks(found))
+    assert [row.waiting for row in found.ranks] == pytest.approx([3e-6, 2.7e-3])
+    answer = "the ranks wait for each other in turn: of 9 steps for rank 0 in 5 (2.7 ms), for rank 1 in 4 (2.7 ms)"
+    assert answer in headline(found)
+    assert "late      the ranks in turn, as said above: " in "\n".join(remarks(found))
+
+
+def test_ranks_that_take_turns_in_few_steps_are_named_with_their_shares() -> None:
+    job = made_job(DDP, repetitions=5, kept=5)
+    found = report(with_waits(job, lambda rank, step: (900, 900, 900, 0) if step % 2 == rank else (0, 0, 0, 3)))
+    assert found is not None
+    assert "in turn" not in headline(found)
+    assert "no rank is late throughout: each of 2 is last at 38% (2 ranks) of its calls" in "".join(remarks(found))
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,15 @@ class LateRank:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A rank for which the others waited in so many of the counted steps, and the median seconds of these waits."""
+
+    rank: int
+    steps: int
+    waits: float
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """Equal calls of a step. Seconds are of one call, the mean of these calls in the usual repetition: `kernel` of the
     rank shown, waiting included; `transfer` without.
@@ -116,9 +125,10 @@ class RankRow:
 class Report:
     """The step of a job as rank `rank` sent it. `rows` has each call once, with its count in the step.
 
-    `late` are the ranks that are significantly late, the costliest first; `counted` repetitions are what figures are
-    medians of; `late_known`: lateness could be judged. `compared_with` are the names of the runs that timed calls in
-    isolation; `compared_simulated`: those runs were simulated.
+    `late` are the ranks that are significantly late, the costliest first; if none is, `turns` has those that are waited
+    for in some steps. `counted` repetitions are what figures are medians of; `late_known`: lateness could be judged.
+    `compared_with` are the names of the runs that timed calls in isolation; `compared_simulated`: those runs were
+    simulated.
     """
 
     job: Job
@@ -131,6 +141,7 @@ class Report:
     gpu: tuple[Exposure, ...]
     late: tuple[LateRank, ...]
     late_known: bool
+    turns: tuple[Turn, ...] = ()
     compared_with: tuple[str, ...] = ()
     compared_simulated: bool = False
 
@@ -209,6 +220,7 @@ def report(job: Job, rank: int | None = None, alone: Mapping[int, float] | None 
         gpu=tuple(one for one in passed if one is not None),
         late=tuple(sorted(late, key=lambda one: (-one.waits, one.rank))),
         late_known=any(len(group.judged) for group in groups),
+        turns=() if late or len(groups) != 1 else _turns(groups[0]),
     )
 
 
@@ -487,6 +499,22 @@ def _late(matched_group: MatchedGroup) -> Iterator[LateRank]:
                 # All others wait until the last rank comes: at least as long as the next to last.
                 waits=float(np.median(np.where(times[index] == shortest, second - shortest, 0.0).sum(axis=1))),
             )
+
+
+def _turns(matched_group: MatchedGroup) -> tuple[Turn, ...]:
+    """Return the ranks that are waited for in turn, those in most steps first; none if fewer than two are.
+
+    Their waits in all steps together have medians that hide the less frequent kind of step.
+    """
+    times = matched_group.times[:, :, matched_group.judged]
+    waits = (times - times.min(axis=0)).sum(axis=2)
+    awaited, longest = waits.argmin(axis=0), waits.max(axis=0)
+    found = [
+        Turn(rank, int(steps.sum()), float(np.median(longest[steps])))
+        for index, rank in enumerate(matched_group.ranks)
+        if (steps := (awaited == index) & (longest > _RESOLVED_SECONDS)).any()
+    ]
+    return tuple(sorted(found, key=lambda turn: -turn.steps)) if len(found) > 1 else ()
 
 
 def _within(one: LateRank, ranks: Sequence[int], rows: Sequence[RankRow]) -> LateRank:

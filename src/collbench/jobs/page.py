@@ -195,6 +195,8 @@ def headline(report: Report) -> str:
         worst = report.late[0]
         each = " a step" if report.repeats else ""
         clauses.append(f"the other ranks wait {milli(worst.waits)}{each} for rank {worst.rank}")
+    if turns := _turns(report):
+        clauses.append(f"the ranks wait for each other in turn: {turns}")
     timed = [row for row in report.rows if row.transfer and row.alone and not row.bounded]
     if timed:
         here, alone = (
@@ -272,6 +274,7 @@ def as_json(report: Report) -> dict[str, Any]:
             | _seconds(one, "step", "compute", "overlapped", "exposed", "exposed_waiting", "copies", "idle")
             for one in report.gpu
         ],
+        "turns": [picked(one, "rank", "steps") | {"waits_seconds": one.waits} for one in report.turns],
         "late": [
             picked(one, "rank", "group")
             | {"mean_seconds": one.mean, "median_seconds": one.lateness.median}
@@ -477,7 +480,7 @@ def _limits(report: Report) -> Iterator[str]:
     yield from capped(late, _FEW_LATE, "late      and {} more: --json has all")
     if not report.late:
         if report.late_known:
-            yield f"late      {_turns_text(report)}"
+            yield f"late      {_not_late_text(report)}"
         else:
             yield f"late      not judged: {_why_not_late(report)}"
     if any(row.bounded and row.transfer is not None for row in report.rows):
@@ -529,12 +532,22 @@ def late_text(job: Job, late: LateRank) -> str:
 _OFTEN_LAST = 0.75
 
 
-def _turns_text(report: Report) -> str:
+def _turns(report: Report) -> str:
+    """Return for which ranks the others wait, in how many of the steps and how long; "" if no steps show it."""
+    if not report.repeats or report.counted < _FEW_STEPS:
+        return ""
+    shown = [f"for rank {one.rank} in {one.steps} ({milli(one.waits)})" for one in report.turns[:_FEW_LATE]]
+    return f"of {report.counted} steps {', '.join(shown)}" if shown else ""
+
+
+def _not_late_text(report: Report) -> str:
     """Return that nobody is late throughout, and how often each rank is the last: ranks may wait for each in turn."""
     lasts = {row.rank: row.last for row in report.ranks if row.last is not None}
     rank, share = max(lasts.items(), key=lambda item: item[1], default=(0, 0.0))
     if share >= _OFTEN_LAST:
         often = f"rank {rank} is last at {share:.0%} of its calls, in too few steps or by too little to tell"
         return f"no rank is shown to be late: {often}"
+    if _turns(report):
+        return "the ranks in turn, as said above: a median over all steps shows only the more frequent kind of step"
     shares = _over_ranks(lasts, "{:.0%}".format)
     return f"no rank is late throughout: each of {len(lasts)} is last at {shares} of its calls"
