@@ -1,6 +1,7 @@
 // The one wait loop. It polls, because a call that blocks could not be given up at a deadline.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <thread>
@@ -12,17 +13,23 @@ using Clock = std::chrono::steady_clock;
 // Time at the start of a wait in which it only asks whether it is over, so that short waits end at once.
 constexpr std::chrono::microseconds kUnyielding{20};
 constexpr double kNoDeadline = std::numeric_limits<double>::infinity();
+// The most that counts from one poll to the next: a process that is stopped, on a machine that is suspended, or that
+// waits for a core meanwhile has not seen what it waits for.
+constexpr double kMostBetweenPolls = 0.25;
 
 // Waits until `done()`, and returns true; false past the deadline. Between two polls it calls `meanwhile(now)`, which
 // may throw, and yields, because there may be fewer cores than threads.
 template <class Done, class Meanwhile>
 bool poll(const Done& done, double deadline_seconds, const Meanwhile& meanwhile) {
   const auto begin = Clock::now();
-  while (!done()) {
+  auto last = begin;
+  for (double waited = 0; !done();) {
     const auto now = Clock::now();
     if (now - begin < kUnyielding) continue;
     meanwhile(now);
-    if (std::chrono::duration<double>(now - begin).count() > deadline_seconds) return false;
+    waited += std::min(std::chrono::duration<double>(now - last).count(), kMostBetweenPolls);
+    last = now;
+    if (waited > deadline_seconds) return false;
     std::this_thread::yield();
   }
   return true;

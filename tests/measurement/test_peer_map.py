@@ -27,6 +27,7 @@ from collbench.model.run import NO_PEERS, DataPoint, Device, Measurement, Refusa
 from collbench.model.units import format_size
 from tests.builders import gpus, run_of
 
+_BUSY = Failure(FailureKind.BUSY, Cause.STARVED, seconds=32.0)
 _HANG = Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=8.0)
 Fault = tuple[int, int, Work]
 
@@ -39,6 +40,7 @@ class _Machine:
         self.unopened: set[tuple[int, ...]] = set()
         self.no_peers: set[tuple[int, int]] = set()
         self.once = False  # trouble happens once
+        self.trouble = _HANG
         self.no_staging = False
         self.capacity = 2**30
         self.log: list[str] = []
@@ -85,7 +87,7 @@ class _Opened(Backend):
                     faults.discard(fault)
                 if faults is self._machine.wrong:
                     raise DataCorruption(wrong=WrongData(step.work, step.size_bytes, step.groups[0], 1, 0))
-                raise StepFailed(failure=_HANG)
+                raise StepFailed(failure=self._machine.trouble)
         return Timing(((step.size_bytes / 20e9,) * step.batches,))
 
 
@@ -122,6 +124,26 @@ def test_trouble_that_happened_once_counts() -> None:
     machine = _Machine(2, wrong=((1, 0, KERNEL_WRITE),))
     machine.once = True
     assert _bad(machine.examined()) == {(1, 0): PeerState.CORRUPTS}
+
+
+def test_what_had_no_answer_on_a_busy_host_is_sent_again_alone() -> None:
+    machine = _Machine(3, hangs=((0, 1, KERNEL_READ),))
+    machine.once, machine.trouble = True, _BUSY
+    assert _bad(machine.examined()) == {}
+    assert [line for line in machine.log if line.startswith("open")] == ["open (0, 1, 2)", "open (0, 1)"]
+
+
+def test_no_link_hangs_on_a_host_that_stays_busy_and_few_are_waited_for() -> None:
+    machine = _Machine(4, hangs=tuple((*link, work) for link in permutations(range(4), 2) for work in WAYS))
+    machine.trouble = _BUSY
+    links = machine.examined()
+    assert _bad(links) == dict.fromkeys(permutations(range(4), 2), PeerState.UNKNOWN)
+    assert len([line for line in machine.log if not line.startswith("open")]) == 4, "two together, and each alone"
+
+
+def test_copies_of_a_run_without_an_answer_on_a_busy_host_are_sent_again() -> None:
+    point = DataPoint(KERNEL_WRITE.operation, (0, 1), 2**20)
+    assert crossings_of(run_of(gpus(2), [Measurement(point, failure=_BUSY)])) == {}
 
 
 def test_devices_that_cannot_be_opened_together_are_opened_by_two() -> None:

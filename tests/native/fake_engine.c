@@ -79,6 +79,11 @@ void count_behind(Stream* stream) {
 }
 
 bool answered(int gpu, bool finished) {
+  static int asked;
+  if (finished && asked < (int)by_gpu("FAKE_LATE", -1, 0)) {
+    ++asked;
+    return false;
+  }
   unanswered[gpu] = finished ? 0 : unanswered[gpu] + 1;
   return finished;
 }

@@ -282,7 +282,7 @@ def test_free_memory_is_reported_and_too_large_a_buffer_is_refused(fakes: Fakes)
 @pytest.mark.parametrize("hanging", ["memcpy", "verify"])
 def test_work_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, hanging: str) -> None:
     script = "report(**failure(copies, open_gpus(2), [(0, 1)], deadline=12.5)); gc.collect()"
-    # Each reading of the clock takes a second, so that the deadline passes after some 13 readings.
+    # Each reading of the clock takes a second, of which a quarter counts: the deadline passes after some 50 readings.
     clock = {"LD_PRELOAD": str(fakes.folder / "libclock.so")}
     done = fakes.script(script, clock, hang=hanging)
 
@@ -290,6 +290,13 @@ def test_work_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, hanging:
     gpu = 1 if hanging == "verify" else 0
     assert (done.reported["text"], done.reported["position"]) == (f"GPU {gpu} did not finish its work in 12.5 s", gpu)
     assert done.leaks() == []
+
+
+def test_time_in_which_the_process_was_stopped_is_no_hang(fakes: Fakes) -> None:
+    script = "report(**failure(copies, open_gpus(2), [(0, 1)], deadline=12.5))"
+    # Work is seen as finished after 30 readings of a second each, as by a process that ran for a moment in each.
+    done = fakes.script(script, {"LD_PRELOAD": str(fakes.folder / "libclock.so")}, late=30)
+    assert done.reported["kind"] == "none"
 
 
 def test_a_blocking_kernel_that_ends_too_early_spoils_the_block(fakes: Fakes) -> None:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.machine.doctor.peer_causes import causes
+from collbench.machine.doctor.peer_causes import causes, workarounds
 from collbench.model.errors import Cause, ExitStatus, Failure, FailureKind, WrongData
-from collbench.model.peer_map import COPY_ENGINE, THROUGH_HOST, Crossing, PeerMap
+from collbench.model.peer_map import COPY_ENGINE, KERNEL_WRITE, THROUGH_HOST, Crossing, PeerMap
 from collbench.model.run import PeerStatus
-from collbench.report.text.peer_map import answer, page, status
+from collbench.report.text.peer_map import answer, page, status, unanswered
 from tests.machine.doctor.test_peer_causes import (
     BROKEN,
     HANGING,
@@ -76,13 +76,40 @@ def test_wrong_data_through_the_host_is_no_success() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [(FailureKind.HANG, ExitStatus.UNTRUSTED), (FailureKind.ERROR, ExitStatus.FAILED)]
+    ("kind", "expected"),
+    [
+        (FailureKind.HANG, ExitStatus.UNTRUSTED),
+        (FailureKind.ERROR, ExitStatus.FAILED),
+        (FailureKind.BUSY, ExitStatus.FAILED),
+    ],
 )
 def test_gpus_that_do_not_open_together_are_no_success(kind: FailureKind, expected: ExitStatus) -> None:
     peer_map = replace(HEALTHY.map, together=Failure(kind, Cause.REPORTED, detail="no answer"))
     assert status(peer_map) is expected
     assert answer(peer_map).endswith("; no process can open all GPUs.")
     assert "trouble   all GPUs in one process: no answer; each link had" in text(page(peer_map, ()))
+
+
+@pytest.mark.parametrize(("others", "known"), [("works", False), ("hangs", True)])
+def test_links_without_an_answer_on_a_busy_host_are_not_called_broken(others: str, known: bool) -> None:
+    busy = Failure(FailureKind.BUSY, Cause.STARVED, seconds=32.0)
+    first, second = HEALTHY.map.links
+    silent = replace(first, crossings=(Crossing(KERNEL_WRITE, 4096, failure=busy),))
+    if others == "hangs":
+        second = replace(
+            second, crossings=(Crossing(KERNEL_WRITE, 4096, failure=replace(busy, kind=FailureKind.HANG)),)
+        )
+    peer_map = replace(HEALTHY.map, links=(silent, second))
+    said = "GPU0→GPU1 gave no answer on a busy host."
+    broken = "P2P is broken on 1 of 2 links: GPU1→GPU0 hangs; "
+    assert answer(peer_map) == (broken if known else "P2P is not known on 1 of 2 links: ") + said
+    assert status(peer_map) is (ExitStatus.UNTRUSTED if known else ExitStatus.FAILED)
+    assert unanswered(peer_map) is not known
+    why = "no answer within 32 s; the host was busy: the worker process could hardly run"
+    assert f"trouble   GPU0→GPU1 (kernel write): {why}" in text(page(peer_map, ()))
+    assert bool([*workarounds(peer_map)]) is known
+    assert status(replace(HEALTHY.map, nccl_failure=busy)) is ExitStatus.FAILED
+    assert answer(replace(HEALTHY.map, nccl_failure=busy)).endswith("NCCL gave no answer on a busy host.")
 
 
 def test_a_link_that_works_at_a_part_of_its_rate_is_no_success() -> None:

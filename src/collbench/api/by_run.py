@@ -91,7 +91,7 @@ def _with_peers(answer: Selected, request: SelectRequest, backend: str, notices:
     except CollbenchError as error:
         raise error.reworded(f"cannot try P2P: {error}; --no-verify leaves it out") from error
     status, finding = report.status(*examined), report.finding(*examined)
-    if status is ExitStatus.DONE:
+    if status is ExitStatus.DONE or report.unanswered(examined.peer_map):
         origin = replace(selection.origin, source=f"no choice to make; {finding}")
         return replace(answer, selection=replace(selection, origin=origin))
     tried = "simulated" if capabilities(backend).simulated else "tried"

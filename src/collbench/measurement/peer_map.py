@@ -2,7 +2,8 @@
 
 Verified messages go over every link: a hang, a crash or wrong data costs that link alone. First one process opens all
 devices, and leaves a link at its first trouble. Each link with trouble then gets a process of its own on its two
-devices, which tries what has not failed yet. Then the machine is asked for causes.
+devices, which tries what has not failed yet, and again what had no answer on a busy host. Then the machine is asked for
+causes.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ from collbench.model.run import Device, Health, PeerStatus, Refusal, Run, SkipKi
 SIZES = (4 * 2**10, 16 * 2**20)
 # Each batch brings other data, and is verified.
 _ITERATIONS, _BATCHES = 4, 3
+# So many links without an answer show that the host is too busy for the others, which would take as long.
+_MOST_UNKNOWN = 2
 # Without NVSwitch the driver enables so many peers of a GPU at a time.
 _MAX_PEERS = 8
 
@@ -75,6 +78,8 @@ def crossings_of(run: Run) -> dict[Link, tuple[Crossing, ...]]:
         work, size, link = point.work, point.size_bytes, (point.members[0], point.members[1])
         if measurement.wrong:
             one = Crossing(work, size, wrong=WrongData(work, size, link, measurement.wrong))
+        elif measurement.failure and measurement.failure.kind is FailureKind.BUSY:
+            continue
         elif measurement.failure:
             one = Crossing(work, size, failure=measurement.failure)
         elif measurement.samples:
@@ -128,18 +133,26 @@ def _examined(
                 crossed = (*_until_trouble(_crossings(backend, link, of_link, sizes, ways)), *unstaged)
                 unstaged = unstaged or _without_worker(crossed)
                 found[link] = crossed
+                if sum(any(map(_is_unknown, crossings)) for crossings in found.values()) >= _MOST_UNKNOWN:
+                    break
     except CollbenchError as error:  # each link opens its own two
         together = failure_of(error)
+    unknown: list[Crossing] = []
     for link, crossings in found.items():
         # Other peers may have been too many for the driver to enable these two.
         refused = count > _MAX_PEERS + 1 and any(one.state is PeerState.NONE for one in crossings)
         if refused or not crossings or any(map(_is_trouble, crossings)):
-            found[link] = _alone(opening, link, crossings)
+            found[link] = _alone(opening, link, crossings) if len(unknown) < _MOST_UNKNOWN else (unknown[-1],)
+            unknown += filter(_is_unknown, found[link])
     return found, together
 
 
 def _is_trouble(one: Crossing) -> bool:
-    return one.state.is_broken and one.work != THROUGH_HOST
+    return (one.state.is_broken and one.work != THROUGH_HOST) or _is_unknown(one)
+
+
+def _is_unknown(one: Crossing) -> bool:
+    return one.state is PeerState.UNKNOWN and one.work != THROUGH_HOST
 
 
 def _is_hang(one: Crossing) -> bool:
@@ -164,7 +177,7 @@ def _until_trouble(crossings: Iterator[Crossing]) -> Iterator[Crossing]:
 
 def _alone(opening: Opening, link: Link, before: tuple[Crossing, ...]) -> tuple[Crossing, ...]:
     """Return what crosses a link in a process on its devices alone; ways that failed `before` are not tried again."""
-    settled = {one.work for one in before if _is_trouble(one) and not _no_worker(one)}
+    settled = {one.work for one in before if _is_trouble(one) and not _no_worker(one) and not _is_unknown(one)}
     ways = [work for work in WAYS if work not in settled]
     try:
         with opening(link) as backend:
@@ -219,6 +232,8 @@ def _crossings(
             one = _cross(backend, work, size, members)
             # From a cache, reads by a kernel would seem too fast: that they arrive is what counts.
             yield replace(one, gbs=None) if refusal else one
+            if one.state is PeerState.UNKNOWN:  # the other ways would take as long
+                return
             if one.state.is_broken:
                 break
 

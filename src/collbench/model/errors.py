@@ -20,13 +20,14 @@ class FailureKind(StrEnum):
     """How a step failed. Decisions use the kind, never the text of an error.
 
     HANG: it did not end in its time; CRASH: its process died; ERROR: CUDA, NCCL or the kernel refused it; UNTRIED: it
-    was not started, as too many before it had failed.
+    was not started, as too many before it had failed; BUSY: its process could hardly run, as others had the cores.
     """
 
     HANG = "hang"
     CRASH = "crash"
     ERROR = "error"
     UNTRIED = "untried"
+    BUSY = "busy"
 
 
 class Cause(StrEnum):
@@ -37,6 +38,7 @@ class Cause(StrEnum):
     NO_BUFFERS = "no buffers"  # devices, detail
     NO_COMMUNICATOR = "no NCCL communicator"  # devices, detail
     NO_ANSWER = "no answer"  # of a worker process, which was killed: devices, seconds, detail
+    STARVED = "no core"  # no answer of a worker process that was killed, and that had waited for a core: seconds
     GIVEN_UP = "given up"  # a simulated step: work, size_bytes, groups, seconds
     DIED = "worker process died"  # devices, exit_status or signal, detail
     ENDING = "worker process is ending"  # it closed its pipe

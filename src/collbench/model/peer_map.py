@@ -29,6 +29,7 @@ class PeerState(StrEnum):
     HANGS = "hangs"
     CORRUPTS = "wrong data"
     FAILS = "fails"
+    UNKNOWN = "no answer"  # on a host so busy that this says nothing
     REFUSED = "refused"  # by the driver, which calls it possible
     SLOW = "slow"  # copies through host memory are faster
     NONE = "no P2P"  # the driver says so
@@ -38,6 +39,12 @@ class PeerState(StrEnum):
     def is_broken(self) -> bool:
         """True for a link that the driver offers and that does not deliver."""
         return self in (PeerState.HANGS, PeerState.CORRUPTS, PeerState.FAILS)
+
+
+_OF_FAILURE: dict[FailureKind | None, PeerState] = {
+    FailureKind.HANG: PeerState.HANGS,
+    FailureKind.BUSY: PeerState.UNKNOWN,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,7 @@ class Crossing:
         if self.wrong:
             return PeerState.CORRUPTS
         if self.failure:
-            return PeerState.HANGS if self.failure.kind is FailureKind.HANG else PeerState.FAILS
+            return _OF_FAILURE.get(self.failure.kind, PeerState.FAILS)
         if self.refusal:
             return PeerState.NONE if self.refusal.kind is SkipKind.NO_PEERS else PeerState.REFUSED
         return PeerState.WORKS

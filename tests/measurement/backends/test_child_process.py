@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
 
-from collbench.measurement.backends.child_process import Child, ChildLost, readable
+from collbench.measurement.backends import child_process
+from collbench.measurement.backends.child_process import Scheduled, readable
+from collbench.model.errors import Cause, Failure, FailureKind
 
 SILENCE_S = 1.0
 # Waits for two pipes, and prints after how many answers it gave up.
@@ -67,23 +68,56 @@ def test_silence_ends_the_wait(timeout_s: float) -> None:
     assert readable([ours], timeout_s)[0] == [ours], "what is there is read, however late"
 
 
-def test_a_worker_that_waits_for_a_core_is_not_silent(tmp_path: Path) -> None:
-    """On a core that it shares with twelve others it runs for a thirteenth of the time."""
-    (tmp_path / "spinning.py").write_text("while True: pass\n", encoding="utf-8")
-    core, silence_s = {min(os.sched_getaffinity(0))}, 1.0
-    with ExitStack() as stack:
-        child = Child("spinning", (), {**os.environ, "PYTHONPATH": str(tmp_path)})
-        stack.callback(child.reap)
-        stack.callback(child.kill)
-        words = (sys.executable, "-c", "while True: pass")
-        others = [stack.enter_context(subprocess.Popen(words)) for _ in range(12)]
-        for process in (child.process, *others):
-            stack.callback(process.kill)
-            os.sched_setaffinity(process.pid, core)
-        begin = time.monotonic()
-        with pytest.raises(ChildLost, match="no answer"):
-            child.receive(silence_s, patience=4)
-        assert time.monotonic() - begin > 1.5 * silence_s
+SECOND = 10**9
+
+
+@pytest.mark.parametrize(
+    ("case", "before", "now", "lost"),
+    [
+        ("it runs", Scheduled(SECOND, 0, ready=True), Scheduled(2 * SECOND, 0, ready=True), 0.0),
+        (
+            "it sleeps in the driver",
+            Scheduled(SECOND, SECOND, ready=False),
+            Scheduled(SECOND, SECOND, ready=False),
+            0.0,
+        ),
+        ("a tenth of a core", Scheduled(SECOND, 0, ready=True), Scheduled(2 * SECOND, 9 * SECOND, ready=True), 0.9),
+        ("it still waits", Scheduled(SECOND, 0, ready=True), Scheduled(SECOND, 0, ready=True), 1.0),
+        ("a kernel that counts nothing", Scheduled(0, 0, ready=True), Scheduled(0, 0, ready=True), 0.0),
+        ("a thread has ended", Scheduled(3 * SECOND, SECOND, ready=False), Scheduled(SECOND, 0, ready=False), 0.0),
+    ],
+)
+def test_time_in_which_a_worker_could_not_run_is_lost(
+    case: str, before: Scheduled, now: Scheduled, lost: float
+) -> None:
+    assert now.lost_since(before) == pytest.approx(lost), case
+
+
+@pytest.mark.parametrize(
+    ("case", "lost", "slices", "failure"),
+    [
+        ("it runs, and does not answer", 0.0, 8, Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=2.0)),
+        ("others have half of its core", 0.5, 15, Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=2.0)),
+        ("it never runs", 1.0, 48, Failure(FailureKind.BUSY, Cause.STARVED, seconds=12.0)),
+    ],
+)
+def test_silence_counts_while_the_worker_can_run(
+    monkeypatch: pytest.MonkeyPatch, case: str, lost: float, slices: int, failure: Failure
+) -> None:
+    """Slices of 0.25 s until 2 s of silence, of which 10 s at most are spared; of the first nothing is known."""
+    clock = iter(range(10**6))
+
+    def scheduled(_: int) -> Scheduled:
+        second = next(clock) * SECOND
+        return Scheduled(SECOND + int((1 - lost) * second), int(lost * second), ready=True)
+
+    monkeypatch.setattr(child_process, "scheduled", scheduled)
+    starvation, left, count = child_process.Starvation(1, 10.0), 2.0, 0
+    while left > 1e-9:
+        left -= starvation.silent()
+        count += 1
+    assert count == slices, case
+    assert starvation.failure(2.0) == failure, case
 
 
 def test_an_end_is_no_silence() -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import collbench
 from collbench.model.errors import BackendError, Cause, Failure, FailureKind, died
@@ -62,25 +62,16 @@ class Child:
         with suppress(OSError):
             self.pipe.send(request)
 
-    def receive(self, timeout_s: float, patience: float = 1) -> Any:
+    def receive(self, timeout_s: float, starved_s: float = 0.0) -> Any:
         """Return the next answer. Raises ChildLost after this many seconds of silence, or if the worker has exited.
 
-        With `patience`, time in which the worker waits for a core is no silence, up to so many times the timeout.
+        Time in which the worker waits for a core, or is stopped, is no silence, for `starved_s` seconds at most. After
+        these the failure is no hang, unless the worker ran for most of the time.
         """
-        before: tuple[int, int] | None = None
-
-        def silent() -> float:
-            nonlocal before
-            now, last = _scheduled(self.process.pid), before
-            before = now
-            if last is None:  # few answers take so long that it matters
-                return _SLICE_S
-            ran, waited = (max(0, new - old) for new, old in zip(now, last, strict=True))
-            return _SLICE_S * (max(ran / (ran + waited), 1 / patience) if waited else 1)
-
+        starvation = Starvation(self.process.pid, starved_s)
         try:
-            if not readable([self.pipe], timeout_s, silent)[0]:
-                raise ChildLost(failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=timeout_s))
+            if not readable([self.pipe], timeout_s, starvation.silent)[0]:
+                raise ChildLost(failure=starvation.failure(timeout_s))
             return self.pipe.recv()
         except (EOFError, OSError) as error:
             raise ChildLost(failure=self._death()) from error
@@ -128,14 +119,57 @@ class Child:
         return died(status, self.last_line())
 
 
-def _scheduled(process_id: int) -> tuple[int, int]:
-    """Return how long a process's threads have run and have waited for a core, in ns; 0 where the kernel is silent."""
-    ran = waited = 0
-    for file in pathlib.Path(f"/proc/{process_id}/task").glob("*/schedstat"):
+class Scheduled(NamedTuple):
+    """How long a process's threads have run and have waited for a core, in ns; 0 where the kernel does not say.
+
+    `ready`: one of them waits for a core or runs, or is stopped. The kernel adds a wait only when it ends.
+    """
+
+    ran: int
+    waited: int
+    ready: bool
+
+    def lost_since(self, before: Scheduled) -> float:
+        """Return the share of the time since then in which the process could not run."""
+        ran, waited = (max(0, new - old) for new, old in zip(self[:2], before[:2], strict=True))
+        if ran + waited > 0:
+            return waited / (ran + waited)
+        return 1.0 if self.ready and self.ran > 0 else 0.0
+
+
+def scheduled(process_id: int) -> Scheduled:
+    """Return what the kernel says of a process's threads."""
+    ran, waited, states = 0, 0, set[str]()
+    for thread in pathlib.Path(f"/proc/{process_id}/task").glob("*"):
         with suppress(OSError, ValueError):  # a thread that has just ended
-            on_core, in_queue, _ = map(int, file.read_text(encoding="ascii").split())
+            on_core, in_queue, _ = map(int, (thread / "schedstat").read_text(encoding="ascii").split())
             ran, waited = ran + on_core, waited + in_queue
-    return ran, waited
+            states.add((thread / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0])
+    return Scheduled(ran, waited, bool(states & {"R", "T"}))
+
+
+class Starvation:
+    """How much of the wait for a process's answer is silence: not what it could not run in, up to `most_s` seconds."""
+
+    def __init__(self, process_id: int, most_s: float) -> None:
+        self._process_id, self._most_s = process_id, most_s
+        self._before: Scheduled | None = None
+        self._lost_s = self._spared_s = 0.0
+
+    def silent(self) -> float:
+        """Return how many seconds of silence the last slice was."""
+        now = scheduled(self._process_id)
+        lost = _SLICE_S * now.lost_since(self._before) if self._before else 0.0
+        spared = min(lost, self._most_s - self._spared_s)
+        self._before, self._lost_s, self._spared_s = now, self._lost_s + lost, self._spared_s + spared
+        return _SLICE_S - spared
+
+    def failure(self, timeout_s: float) -> Failure:
+        """Return why there is no answer after this much silence."""
+        waited_s = timeout_s + self._spared_s
+        if self._most_s > self._spared_s or self._lost_s < waited_s / 2:
+            return Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=timeout_s)
+        return Failure(FailureKind.BUSY, Cause.STARVED, seconds=waited_s)
 
 
 def readable(

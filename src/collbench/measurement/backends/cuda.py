@@ -11,7 +11,7 @@ from importlib import resources
 from collbench import _native
 from collbench.machine.numa import usable_nodes
 from collbench.measurement.backends.child_process import Background
-from collbench.measurement.backends.protocol import Backend, Step, Timing, VerifiedBytes, World
+from collbench.measurement.backends.protocol import LONGEST_BATCH_S, Backend, Step, Timing, VerifiedBytes, World
 from collbench.model.errors import (
     BackendError,
     Cause,
@@ -124,9 +124,6 @@ _REGISTERED_BUFFERS = 2  # send and target again, for each kind of registration
 # What csrc/gpus.cpp (buffer_for) adds to a message: for displacements and what is not measured.
 _ROOM_IN_A_BUFFER = (16 + 1) * 256
 _WORD = 8  # bytes that an access of the pointer chase reads
-# Longest wait for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
-# A parent process has a shorter timeout for the child that runs this backend.
-_DEADLINE_S = 30.0
 
 
 class CudaBackend(Backend):
@@ -143,11 +140,13 @@ class CudaBackend(Backend):
         peers: bool = True,
         world: World | None = None,
         registrations: int = 0,
+        copies_s: float = LONGEST_BATCH_S,
     ) -> None:
         """Open the GPUs, and meanwhile call `find_nccl`, None if no collective will be timed.
 
         Raises MachineError. `peers` False leaves peer access off. With a `world`, positions are its ranks, and this
-        rank's GPU is opened. Each of so many `registrations`, kinds of registered memory, has buffers of its own.
+        rank's GPU is opened. Each of so many `registrations`, kinds of registered memory, has buffers of its own. A
+        batch of copies that is not done after `copies_s` seconds hangs.
         """
         self._devices = tuple(devices)
         self._ours = self._devices if world is None else (self._devices[world.rank],)
@@ -159,7 +158,7 @@ class CudaBackend(Backend):
         self._peers, self._refused = self._gpus.peer_access(), self._gpus.peer_refusals()
         self._largest_cache = max(self._gpus.cache_bytes)
         membership = (world.rank, world.world_size, world.unique_id) if world else (0, 0, b"")
-        self._registrations, self._alone = registrations, world is None
+        self._registrations, self._alone, self._copies_s = registrations, world is None, copies_s
         self.nccl = loading.result() if loading else None
         self._collectives = _native.Collectives(self._gpus, self.nccl, *membership) if self.nccl else None
         self._free = tuple(self._gpus.free_bytes())
@@ -263,7 +262,7 @@ class CudaBackend(Backend):
                 iterations=step.iterations,
                 batches=step.batches,
                 warmup=step.warmup,
-                deadline=_DEADLINE_S,
+                deadline=self._copies_s,
                 covered=step.work.variant.covered,
             )
         )
@@ -293,7 +292,7 @@ class CudaBackend(Backend):
                 accesses=step.iterations,
                 batches=step.batches,
                 warmup=step.warmup,
-                deadline=_DEADLINE_S,
+                deadline=LONGEST_BATCH_S,
             )
         )
         read = step.iterations * (step.batches + step.warmup) * _WORD
@@ -321,7 +320,7 @@ class CudaBackend(Backend):
                 warmup=step.warmup,
                 launch_iterations=step.launches,
                 launch_warmup=_LAUNCH_WARMUP,
-                deadline=_DEADLINE_S,
+                deadline=LONGEST_BATCH_S,
                 single_launches=step.singles,
                 registration=_native.Registration.__members__[step.work.registration],
                 blocks=[block // DTYPE_BYTES[step.dtype] for row in step.blocks for block in row],

@@ -12,6 +12,7 @@ from collbench.machine import variables
 from collbench.machine.numa import usable_nodes
 from collbench.measurement.backends.child_process import Child, ChildLost, own_environment
 from collbench.measurement.backends.protocol import (
+    LONGEST_BATCH_S,
     Answer,
     Backend,
     Call,
@@ -53,7 +54,8 @@ class Timeouts:
     floor_s: float = 5.0
     slowest_rate: float = 1e9
     slowest_network: float = 0.1e9
-    patience: float = 1  # how many times as long it may take while others have the cores
+    copies_s: float = LONGEST_BATCH_S  # for a batch of copies, by the worker's own watch
+    starved_s: float = 30.0  # what an answer may take longer because the worker cannot run: others have the cores
 
     def for_step(self, step: Step, known_s: float | None, *, network: bool) -> float:
         """Return the seconds for a step; `known_s` is the longest that a step of its kind took, None at first."""
@@ -219,7 +221,7 @@ class Supervised:
 
     def _reply(self, timeout_s: float) -> Answer | Prepared:
         """Return the worker's next reply. Raises the failure that it reports, or ChildLost."""
-        reply: Reply = self._live.receive(timeout_s, self._timeouts.patience)
+        reply: Reply = self._live.receive(timeout_s, self._timeouts.starved_s)
         if isinstance(reply, Answer | Prepared):
             return reply
         raise reply
@@ -320,9 +322,9 @@ def _kind(step: Step) -> tuple[Work, int, int, int]:
 _WORKER = "collbench.measurement.backends.worker"
 _STDERR = 2  # the file descriptor
 _TIMEOUTS = Timeouts()
-# Where links are only tried: on 4 × H200 NCCL starts in 0.7 s, and a step of 16 MiB takes milliseconds. That is too
-# short for a worker that hardly runs beside a job on all cores.
-OF_PROBES = Timeouts(opening_s=30.0, communicators_s=30.0, first_s=6.0, floor_s=2.0, patience=4)
+# Where links are only tried: on 4 × H200 NCCL starts in 0.7 s, and a step of 16 MiB takes milliseconds. A device works
+# while its worker waits for a core: the worker's own watch finds a hang then, and nothing else.
+OF_PROBES = Timeouts(opening_s=30.0, communicators_s=30.0, first_s=6.0, floor_s=2.0, copies_s=2.0)
 # Steps with the worker: one that it times, and enough behind it to cover the parent's own work between two answers.
 _AHEAD = 4
 
@@ -342,6 +344,7 @@ class IsolatedBackend(Backend):
 
         The worker has our environment, and the `extra` variables.
         """
+        self._timeouts = timeouts
         self._worker = Supervised(module, timeouts, extra or {})
         # Without peer access, for copies through host memory; it idles while the other worker times.
         self._staging = Supervised(module, timeouts, extra or {})
@@ -372,14 +375,21 @@ class IsolatedBackend(Backend):
     ) -> None:
         """Open the GPUs, of a `world` this rank's alone, and return at once. Errors come with the first question."""
         self._devices = devices
-        opening = Open(devices, nccl_path, collectives=collectives, world=world, registrations=registrations)
+        opening = Open(
+            devices,
+            nccl_path,
+            collectives=collectives,
+            world=world,
+            registrations=registrations,
+            copies_s=self._timeouts.copies_s,
+        )
         self._worker.open(opening)
-        self._staging.plan(Open(devices, None, collectives=False, peers=False))
+        self._staging.plan(self._staging_plan)
 
     def open_staging(self) -> None:
         """Start the worker of staged copies as well, and return at once; else their first step waits for it."""
         self._staging.start()
-        self._staging.open(Open(self._devices, None, collectives=False, peers=False))
+        self._staging.open(self._staging_plan)
 
     @property
     def facts(self) -> Facts:
@@ -470,6 +480,10 @@ class IsolatedBackend(Backend):
         self.close()
         self._worker.reap()
         self._staging.reap()
+
+    @property
+    def _staging_plan(self) -> Open:
+        return Open(self._devices, None, collectives=False, peers=False, copies_s=self._timeouts.copies_s)
 
     def _worker_for(self, step: Step) -> Supervised:
         return self._staging if step.work.variant is Variant.STAGED else self._worker

@@ -17,6 +17,10 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path, RankLaunches, Refusal
 from collbench.model.skew import Blocks, blocks_of
 
+# Longest wait of a backend for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in
+# 12 s. A parent process has a shorter timeout for the child that runs the backend.
+LONGEST_BATCH_S = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -227,7 +231,7 @@ class Open:
 
     `peers` False leaves peer access off: copies then go through host memory. With a `world`, positions are its ranks,
     and only this rank's own GPU is opened. `registrations` is how many kinds of registered memory
-    collectives will need.
+    collectives will need. A batch of copies that is not done after `copies_s` seconds hangs.
     """
 
     devices: tuple[Device, ...]
@@ -236,6 +240,7 @@ class Open:
     peers: bool = True
     world: World | None = None
     registrations: int = 0
+    copies_s: float = LONGEST_BATCH_S
 
 
 @dataclass(frozen=True, slots=True)

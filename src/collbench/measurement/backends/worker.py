@@ -70,7 +70,12 @@ class CudaSource:
 
         find = partial(find_nccl, opening.nccl_path) if opening.collectives else None
         backend = CudaBackend(
-            opening.devices, find, peers=opening.peers, world=opening.world, registrations=opening.registrations
+            opening.devices,
+            find,
+            peers=opening.peers,
+            world=opening.world,
+            registrations=opening.registrations,
+            copies_s=opening.copies_s,
         )
         return backend, Facts.of(
             backend,

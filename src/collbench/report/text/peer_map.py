@@ -10,7 +10,7 @@ from rich.text import Text
 
 from collbench.machine import labels
 from collbench.machine.doctor.peer_causes import PeerCause, held_back, workarounds
-from collbench.model.errors import ExitStatus, Failure, WrongData
+from collbench.model.errors import ExitStatus, Failure, FailureKind, WrongData
 from collbench.model.peer_map import (
     BY_PEER_ACCESS,
     CAPABILITIES,
@@ -51,7 +51,13 @@ def status(peer_map: PeerMap, every: Sequence[PeerCause] = ()) -> ExitStatus:
         return ExitStatus.UNTRUSTED
     if states & {PeerState.REFUSED, PeerState.SLOW} or _contradicted(peer_map) or held_back(peer_map, every):
         return ExitStatus.CONTRADICTION
-    return ExitStatus.FAILED if PeerState.FAILS in states or trouble else ExitStatus.DONE
+    return ExitStatus.FAILED if states & {PeerState.FAILS, PeerState.UNKNOWN} or trouble else ExitStatus.DONE
+
+
+def unanswered(peer_map: PeerMap) -> bool:
+    """Return whether a busy host left links without an answer, and all others work as the driver says."""
+    states = {link.state for link in peer_map.links}
+    return PeerState.UNKNOWN in states <= {PeerState.UNKNOWN, PeerState.WORKS, PeerState.NONE}
 
 
 def _host_trouble(peer_map: PeerMap) -> list[tuple[Link, Crossing]]:
@@ -158,8 +164,13 @@ def _answer(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
     )
     if bad:
         parts = [f"{_names(by_state[one], peer_map)} {verb(len(by_state[one]), *_SAYS[one])}" for one in bad]
-        what = "works, but is slow" if bad == [PeerState.SLOW] else "is broken"
-        return f"P2P {what} on {sum(len(by_state[state]) for state in bad)} of {count} links: {'; '.join(parts)}."
+        known = [state for state in bad if state is not PeerState.UNKNOWN]
+        what = "is broken" if known else "is not known"
+        if known == [PeerState.SLOW]:
+            what = "works, but is slow"
+        return (
+            f"P2P {what} on {sum(len(by_state[state]) for state in known or bad)} of {count} links: {'; '.join(parts)}."
+        )
     if PeerState.WORKS not in by_state:
         statuses = Counter(one for link in peer_map.links for one in _refusing(link))
         why = "; ".join(f"{one}: {labels.PEER_STATES[one]}" for one in statuses)
@@ -196,6 +207,7 @@ _SAYS = {
     PeerState.HANGS: ("hangs", "hang"),
     PeerState.CORRUPTS: ("delivers wrong data", "deliver wrong data"),
     PeerState.FAILS: ("fails", "fail"),
+    PeerState.UNKNOWN: ("gave no answer on a busy host", "gave no answer on a busy host"),
     PeerState.REFUSED: (
         "is offered by the driver, which then refuses it",
         "are offered by the driver, which then refuses them",
@@ -204,7 +216,7 @@ _SAYS = {
 }
 
 
-_TOLD = (PeerState.HANGS, PeerState.CORRUPTS, PeerState.FAILS, PeerState.REFUSED)
+_TOLD = (PeerState.HANGS, PeerState.CORRUPTS, PeerState.FAILS, PeerState.UNKNOWN, PeerState.REFUSED)
 
 
 def _refusing(link: PeerLink) -> list[PeerStatus]:
@@ -214,6 +226,8 @@ def _refusing(link: PeerLink) -> list[PeerStatus]:
 
 def _nccl(peer_map: PeerMap) -> str:
     """Return what NCCL does with the links that work."""
+    if isinstance(peer_map.nccl_failure, Failure) and peer_map.nccl_failure.kind is FailureKind.BUSY:
+        return "NCCL gave no answer on a busy host"
     if peer_map.nccl_failure is not None:
         return "NCCL fails"
     working = [link for link in peer_map.links if link.state is PeerState.WORKS]
