@@ -20,7 +20,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import InterferenceCheck, Run, SkipKind, Skipped
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
-from tests.cli.program import Program, collbench, environment, save_run
+from tests.cli.program import Program, collbench, environment, save_run, saved_in
 from tests.native.fakes import Fakes
 from tests.report.pages import pairs_run
 
@@ -92,6 +92,17 @@ def test_a_narrow_terminal_loses_nothing(program: Program, tmp_path: Path) -> No
     titles = [line for line in narrow.splitlines() if line.startswith("pairs by ")]
     assert len(titles) == 1
     assert max(map(len, [*rows, *titles])) <= columns
+
+
+def test_the_list_of_runs_fits_a_narrow_terminal(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_run(saved_in(Path.cwd()), gpus(4))
+    wide = program("runs").out
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = program("runs").out
+    assert set(narrow.split()) == set(wide.split())
+    table, files = narrow.split("files ")
+    assert len(wide.splitlines()[0]) > max(map(len, table.splitlines()))
+    assert max(map(len, table.splitlines())) <= 60, files
 
 
 @pytest.mark.parametrize("verbose", [(), ("-v",)])

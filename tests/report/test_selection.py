@@ -40,6 +40,23 @@ def test_a_finalist_that_its_band_does_not_hold_is_marked() -> None:
     ]
 
 
+def test_finalists_of_a_table_too_wide_for_the_terminal_have_their_rates_below() -> None:
+    table, narrow = (explanation(FULL, width).splitlines() for width in (60, 40))
+    assert "  GPU0, GPU1  9.5        9.5 (9.4–9.6)      the first 2" in table
+    assert max(map(len, narrow)) <= 40
+    at = narrow.index("  GPU2, GPU3")
+    assert narrow[at : at + 8] == [
+        "  GPU2, GPU3",
+        "    predicted 280–300; measured (95%)",
+        "    299.5 (298.1–301)",
+        "  GPU0, GPU1",
+        "    predicted 9.5; measured (95%) 9.5",
+        "    (9.4–9.6); the first 2",
+        "  GPU0, GPU2",
+        "    predicted 200",
+    ]
+
+
 def test_finalists_are_listed_by_rate_whichever_of_those_that_tie_is_chosen() -> None:
     rates = {"GPU0": (300.0, 301.0, 302.0), "GPU1": None, "GPU2": (303.0, 304.0, 305.0), "GPU3": (301.0, 302.0, 303.0)}
     sets = tuple(Finalist((tag,), (290.0, 310.0), measured, first=tag == "GPU0") for tag, measured in rates.items())

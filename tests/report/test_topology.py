@@ -76,5 +76,8 @@ def test_a_pair_is_named_by_nvidia_smis_numbers_not_by_position() -> None:
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_what_stands_below_the_matrix_fits_a_narrow_terminal(width: int) -> None:
     machine = fabrics.load("dgx-1v")
-    _, _, below = render_topology(devices(machine), paths(machine), width).partition("Legend:")
+    page = render_topology(devices(machine), paths(machine), width)
+    matrix, _, below = page.partition("Legend:")
     assert 0.75 * width < max(map(len, below.splitlines())) <= width
+    assert max(map(len, matrix.splitlines())) <= max(width, len("     GPU0 GPU1 GPU2 GPU3 GPU4 GPU5 GPU6 GPU7"))
+    assert [line.split()[-1] for line in matrix.splitlines() if line.startswith("GPU")][-8:] == [*"00001111"]

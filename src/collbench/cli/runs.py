@@ -13,7 +13,17 @@ import click
 from collbench.api import runs as saved
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_answer, verbose_option
+from collbench.cli.terminal import (
+    NOTICES,
+    echo,
+    is_json,
+    json_option,
+    leaving,
+    say,
+    show_answer,
+    show_page,
+    verbose_option,
+)
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError
 from collbench.model.printable import one_line, printable
@@ -47,10 +57,12 @@ def runs(limit: int) -> None:
         rows = [{**plain(run), "path": str(run.path)} for run in saved_list]
         echo(document("runs", {"runs": rows}), end="")
         return
-    from collbench.report.text.run_list import lines
+    if not saved_list:
+        echo("there is no saved run: measure with 'collbench pairs'")
+        return
+    from collbench.report.text.run_list import page
 
-    for line in lines(saved_list) if saved_list else ["there is no saved run: measure with 'collbench pairs'"]:
-        echo(line)
+    show_page(page(saved_list))
 
 
 # A run, a recorded job, or an ablation, printed.

@@ -1,4 +1,4 @@
-"""The list of saved runs, one line each, with the number that other commands take."""
+"""The page of saved runs, one line each, with the number that other commands take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from collbench.model.errors import ExitStatus
 from collbench.model.printable import one_line
-from collbench.model.units import columns
+from collbench.report.text.layout import Lines, Page, table
 
 if TYPE_CHECKING:
     from collbench.runfile.saved_runs import SavedRun
@@ -22,11 +22,11 @@ _OUTCOMES = {
 _HEAD = ("run", "started (UTC)", "backend", "machine", "devices", "command", "outcome")
 
 
-def lines(runs: Sequence[SavedRun]) -> list[str]:
-    """Return the table's lines, in the order given, and where the files are: whole names would break every line."""
-    folders = sorted({one_line(str(run.path.parent)) for run in runs})
-    files = [f"files     {folder}" for folder in folders]
-    return [*columns([_HEAD, *map(_row, runs)]), "", *files, "more      'collbench show 1' shows run 1"]
+def page(runs: Sequence[SavedRun]) -> Page:
+    """Yield the table, in the order given, and where the files are: whole names would break every line."""
+    yield table(*_HEAD, rows=map(_row, runs), left=_HEAD, keys=1)
+    files = [f"files     {folder}" for folder in sorted({one_line(str(run.path.parent)) for run in runs})]
+    yield Lines("\n".join(["", *files, "more      'collbench show 1' shows run 1"]))
 
 
 def _row(run: SavedRun) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from collbench.choose.choice import Finalist, Origin, Selection
 from collbench.model.operations import Operation
 from collbench.model.units import DELTA, TELLING_BYTES, amount, capped, columns, fixed, format_size, span, verb
-from collbench.report.prose import named
+from collbench.report.prose import filled, named
 
 # On the short page.
 _FEW_FINALISTS, _FEW_LEFT_OUT = 4, 8
@@ -16,8 +16,8 @@ _FEW_FINALISTS, _FEW_LEFT_OUT = 4, 8
 def explanation(selection: Selection, width: int | None = None, *, verbose: bool = True) -> str:
     """Return the page as text: the devices, then the evidence, one line per fact.
 
-    All but the rows of tables are wrapped to `width` columns. The short page, not `verbose`, has the first finalists
-    and the first devices that were left out.
+    Lines are wrapped to `width` columns, None for a pipe, and so is a table that is wider. The short page, not
+    `verbose`, has the first finalists and the first devices that were left out.
     """
     origin = selection.origin
     where = f" ({selection.devices[0].name})" if selection.devices and selection.devices[0].name else ""
@@ -30,7 +30,7 @@ def explanation(selection: Selection, width: int | None = None, *, verbose: bool
     lines.append(", ".join(device.tag for device in selection.devices) + where)
     if selection.contradiction:
         lines.append(f"check     {selection.contradiction}")
-    lines += _lines(selection, verbose=verbose)
+    lines += _lines(selection, width, verbose=verbose)
     return "\n".join(line if width is None or line.startswith("  ") else named(line, width) for line in lines)
 
 
@@ -41,7 +41,7 @@ def _rate_name(origin: Origin) -> str:
     return f"{name} at {format_size(size_bytes)}" if size_bytes < TELLING_BYTES else name
 
 
-def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
+def _lines(selection: Selection, width: int | None, *, verbose: bool) -> Iterator[str]:
     origin = selection.origin
     yield f"why       {selection.reason}{_sim(selection)}"
     if selection.predicted is not None:
@@ -49,7 +49,7 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
         yield f"predicted {_rate_name(origin)} {rates}{_sim(selection)}"
     yield from _published(selection)
     if len(selection.finalists) > 1:
-        yield from _finalists(selection, verbose=verbose)
+        yield from _finalists(selection, width, verbose=verbose)
     if selection.gain is not None:
         low, middle, high = (f"{(value - 1) * 100:+.1f}" for value in selection.gain)
         over = next((", ".join(one.devices) for one in selection.finalists if one.first), "the first ones")
@@ -82,8 +82,8 @@ def _published(selection: Selection) -> Iterator[str]:
         yield f"reference none{whose}: labels have an order, not a rate{advice}"
 
 
-def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
-    """Yield a row for each finalist: its predicted and its measured rate."""
+def _finalists(selection: Selection, width: int | None, *, verbose: bool) -> Iterator[str]:
+    """Yield a row for each finalist, its predicted and its measured rate; below its set where the table is too wide."""
     size = f" at {format_size(selection.origin.size_bytes)}" if selection.origin.size_bytes else ""
     yield "finalists by labels" if selection.estimated else f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
     chosen = {device.tag for device in selection.devices}
@@ -110,7 +110,15 @@ def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
                 ", ".join(notes),
             )
         )
-    yield from (f"  {line}" for line in columns(rows))
+    lines = columns(rows)
+    if width is None or max(map(len, lines)) + 2 <= width:
+        yield from (f"  {line}" for line in lines)
+    else:
+        head, *below = rows
+        for devices, *cells, note in below:
+            rates = [f"{name} {cell}" for name, cell in zip(head[1:], cells, strict=False) if cell not in ("", "-")]
+            yield filled(devices, width, "  ", "  ")
+            yield filled("; ".join([*rates, *filter(None, [note])]), width, "    ", "    ")
     if len(shown) < len(selection.finalists):
         yield f"  and {len(selection.finalists) - len(shown)} more: --verbose shows them"
 

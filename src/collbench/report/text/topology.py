@@ -22,16 +22,16 @@ _ROUTES = {
 def render_topology(devices: Sequence[Device], paths: Sequence[Path], width: int = NARROW) -> str:
     """Return the label matrix with affinities, its legend, and the theory of each label in GB/s one way.
 
-    `paths` holds each unordered pair of positions in `devices`. The matrix reads as `nvidia-smi topo -m` does; what
-    stands below it is wrapped to `width` columns.
+    `paths` holds each unordered pair of positions in `devices`. The matrix reads as `nvidia-smi topo -m` does; its
+    affinities stand below it where `width` columns do not hold them, and sentences are wrapped to these.
     """
     entries = "\n".join(_entry(label, text, width) for label, text in labels.legend(path.label for path in paths))
-    blocks = [render_labels(devices, paths), f"Legend:\n{entries}", _theory(paths, width)]
+    blocks = [render_labels(devices, paths, width), f"Legend:\n{entries}", _theory(paths, width)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def render_labels(devices: Sequence[Device], paths: Sequence[Path]) -> str:
-    """Return the label matrix, with the affinities to its right if 80 columns allow, else below it."""
+def render_labels(devices: Sequence[Device], paths: Sequence[Path], width: int = NARROW) -> str:
+    """Return the label matrix, with the affinities to its right if so many columns allow, else below it."""
     names = [device.tag for device in devices]
     places = range(len(names))
     cells = [[labels.SELF if row == column else labels.UNKNOWN for column in places] for row in places]
@@ -45,7 +45,7 @@ def render_labels(devices: Sequence[Device], paths: Sequence[Path]) -> str:
         affinities.append([device.cpu_affinity or labels.UNKNOWN, numa])
     for gap in ("  ", " "):
         wide = columns([row + affinity for row, affinity in zip(matrix, affinities, strict=True)], gap)
-        if max(map(len, wide)) <= NARROW:
+        if max(map(len, wide)) <= width:
             return "\n".join(wide)
     below = [[name, *affinity] for name, affinity in zip(["", *names], affinities, strict=True)]
     return "\n".join([*columns(matrix, " "), "", *columns(below)])
