@@ -1,4 +1,7 @@
-"""What mkdocs does to the pages: fills in what is generated, and treats links to files outside docs/."""
+"""What mkdocs does to the pages: fills in what is generated, and treats links to files outside docs/.
+
+Where nobody builds the site, as on a forge, a shorter text stands in its place. Run as a program, this writes it.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,25 @@ def command_line() -> str:
             context = click.Context(command, info_name=f"{NAME} {name}", **settings)
             parts.append(f"## {name}\n\n```text\n{command.get_help(context)}\n```\n")
     return "\n".join(parts)
+
+
+def commands() -> str:
+    """Return the list of commands."""
+    from collbench.cli.program import NAME, cli
+
+    context = click.Context(cli, info_name=NAME, **cli.context_settings)
+    return f"```text\n{cli.get_help(context)}\n```"
+
+
+def functions() -> str:
+    """Return the first paragraph of every public function's docstring."""
+    import collbench
+
+    rows = []
+    for name in collbench.__all__:
+        first = (inspect.getdoc(getattr(collbench, name)) or "").partition("\n\n")[0]
+        rows.append(f"| `{name}` | {' '.join(first.split()).removesuffix(' Raises Error.')} |")
+    return "\n".join(["| name | what it is |", "|---|---|", *rows])
 
 
 def python() -> str:
@@ -111,6 +133,9 @@ def schema(path: Path) -> str:
 
 
 GENERATED: dict[str, Callable[[], str]] = {"command-line": command_line, "python": python, "columns": columns}
+# What stands in their place in the repository; in that of a file it is a link.
+SHORTER: dict[str, Callable[[], str]] = {"command-line": commands, "python": functions, "columns": columns}
+PLACE = re.compile(r"<!-- generated: (\S+) -->\n(.*?)\n<!-- end -->", re.DOTALL)
 
 
 def relinked(text: str, folder: Path, place: str = "", shown: Callable[[str], None] = lambda _picture: None) -> str:
@@ -139,7 +164,7 @@ def relinked(text: str, folder: Path, place: str = "", shown: Callable[[str], No
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Fill in what stands as `<!-- generated: NAME -->`, which is a part from above or a file."""
+    """Fill in what stands between `<!-- generated: NAME -->` and `<!-- end -->`: a part from above, or a file."""
     from mkdocs.structure.files import File
 
     place = os.path.dirname(page.file.src_uri)  # noqa: PTH120  # a URI
@@ -157,7 +182,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         text = path.read_text(encoding="utf-8")
         return relinked(text, path.parent, place, shown) if path.suffix == ".md" else f"```yaml\n{text}```"
 
-    return re.sub(r"<!-- generated: (\S+) -->", generated, relinked(markdown, ROOT / "docs" / place, place, shown))
+    return PLACE.sub(generated, relinked(markdown, ROOT / "docs" / place, place, shown))
 
 
 def on_post_build(config: Any) -> None:
@@ -166,3 +191,20 @@ def on_post_build(config: Any) -> None:
     foreign = {path.name: hit[0] for path in pages if (hit := _LOADED.search(path.read_text(encoding="utf-8")))}
     if foreign:
         raise click.ClickException(f"pages load from a network: {foreign}")
+
+
+def current(page: str) -> str:
+    """Return a page's text with what is generated as it is now in the repository."""
+
+    def written(match: re.Match[str]) -> str:
+        text = SHORTER[match[1]]().strip() if match[1] in SHORTER else match[2]
+        return f"<!-- generated: {match[1]} -->\n{text}\n<!-- end -->"
+
+    return PLACE.sub(written, page)
+
+
+if __name__ == "__main__":
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if (written := current(text)) != text:
+            path.write_text(written, encoding="utf-8")

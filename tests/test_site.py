@@ -47,7 +47,7 @@ PAGES = [*(ROOT / "docs").rglob("*.md"), *(ROOT / path for path in SHOWN)]
 MAX_WORDS = 35_000
 # Tables that benchmarks/evidence.py writes, what mkdocs fills in, code, and where links lead.
 _NOT_PROSE = re.compile(
-    r"<!-- (?:evidence|figure): .*?<!-- end -->|<!--.*?-->"
+    r"<!-- (?:evidence|figure|generated): .*?<!-- end -->|<!--.*?-->"
     r"|^ *```.*?^ *```$|^ {4,}(?! *(?:-|\d+\.) ).*?$|(?<=\])\([^)]*\)",
     re.DOTALL | re.MULTILINE,
 )
@@ -61,6 +61,16 @@ def words(text: str) -> int:
 def test_a_reader_can_read_all_pages_in_an_afternoon() -> None:
     by_page = {str(path.relative_to(ROOT)): words(path.read_text(encoding="utf-8")) for path in PAGES}
     assert sum(by_page.values()) <= MAX_WORDS, sorted(by_page.items(), key=lambda page: -page[1])[:10]
+
+
+def test_pages_of_the_repository_have_what_is_generated_too() -> None:
+    """On a forge nobody builds the site; `python docs/site_pages.py` writes the parts that change."""
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        assert site_pages.current(text) == text, path.name
+        places = site_pages.PLACE.findall(text)
+        assert len(places) == len(re.findall("^<!-- generated: ", text, re.MULTILINE)), path.name
+        assert all(there.strip() for _name, there in places), path.name
 
 
 def test_a_dead_link_ends_the_build() -> None:
