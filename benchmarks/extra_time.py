@@ -208,7 +208,7 @@ def _fitted(some: Sequence[Row]) -> float:
 
 
 def table(all_rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the comparisons and the mean errors in markdown."""
+    """Yield the comparisons in markdown."""
     heads = ("job", "measured, ms", "predicted (band)", "error")
     cells = [
         (
@@ -220,7 +220,10 @@ def table(all_rows: Sequence[Row]) -> Iterator[str]:
         for row in all_rows
     ]
     yield from markdown(heads, cells)
-    yield ""
+
+
+def errors_table(all_rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the mean errors in markdown, and how many figures lie in their band."""
     columns = ("now", "no change", "each left out")
     errors = [
         (f"{name}, {one['count']}", *(f"{one[column]:.2f}" if column in one else "–" for column in columns))
@@ -273,7 +276,7 @@ def main() -> int:
         return 1 if measure(options.folder) else 0
     folder = options.folder
     all_rows = list(kept_rows() if folder is None else recorded("recorded", folder, folder, _rank_steps(folder)))
-    print("\n".join(table(all_rows)))
+    print("\n".join([*table(all_rows), "", *errors_table(all_rows)]))
     if options.json is not None:
         document: dict[str, Any] = {"rows": [asdict(row) for row in all_rows], "mean_errors_ms": mean_errors(all_rows)}
         options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
