@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from pathlib import Path
 
 import jsonschema
@@ -33,9 +35,12 @@ def example() -> Facts:
 
 
 def test_the_documents_example_is_what_the_doctor_says() -> None:
-    shown = text(page(judge(example())), wide=_WIDTH, columns=_WIDTH).rstrip("\n").splitlines()
-    indented = [f"    {line.rstrip()}" if line.strip() else "" for line in shown]
-    assert "\n".join(["    $ collbench doctor", *indented]) in DOCUMENT
+    printed = text(page(judge(example())), wide=_WIDTH, columns=_WIDTH)
+    (shown,) = re.findall(r"^    \$ collbench doctor\n((?:    .*\n)+)", DOCUMENT, re.MULTILINE)
+    parts = re.split(r"^…\n", textwrap.dedent(shown), flags=re.MULTILINE)
+    positions = [printed.find(part) for part in parts]
+    assert -1 not in positions
+    assert positions == sorted(positions)
 
 
 @pytest.mark.parametrize("facts", [machine(), example(), machine((), backend="host")])
