@@ -17,6 +17,7 @@ from collbench.model.units import (
     figure,
     fixed,
     format_approximate_size,
+    format_message_size,
     format_size,
     parse_budget,
     parse_precision,
@@ -112,6 +113,25 @@ def test_a_range_multiplies_until_its_end_is_passed(low: int, more: int, factor:
     assert sizes[0] == low
     assert sizes[-1] <= low + more < sizes[-1] * factor
     assert all(b == a * factor for a, b in pairwise(sizes))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (1000, "1000 B"),
+        (25 * 2**20, "25M"),
+        (27_687 * 2**10, "27.0M"),
+        (78_768_128, "75.1M"),
+        (4100 * 2**10, "4.00M"),
+        (1536, "1.50K"),
+        (2**20 - 1, "1024K"),
+        (10 * 2**20 - 1, "10.0M"),
+        (100 * 2**20 - 1, "100M"),
+        (3 * 2**30, "3G"),
+    ],
+)
+def test_a_message_of_a_job_has_three_digits_unless_fewer_are_exact(size: int, text: str) -> None:
+    assert format_message_size(size) == text
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collbench.jobs.calls import LateRank, RankRow, Report, Row, busbw_gbs
 from collbench.jobs.exposed import Exposure
 from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, StepSource, Unknown
 from collbench.model.printable import one_line
-from collbench.model.units import amount, capped, figure, fixed, format_approximate_size, format_size
+from collbench.model.units import amount, capped, figure, fixed, format_message_size
 from collbench.report.text.layout import Block, Lines, Table, both, more, only, prose, short, table, whole
 from collbench.runfile.codec import picked, plain
 
@@ -25,7 +25,7 @@ _FEW_STEPS = 5  # fewer show no usual step
 _LEAST_RATE, _MANY = 0.001, 1e4  # GB/s: a lower rate prints as "<0.001"; a higher figure has no decimals
 _LONGEST = 8  # letters of a type
 _MICRO, _MILLI = 1e6, 1e3
-_SHORT = 6  # letters of a size, of a group's name
+_SHORT = 6  # letters of a group's name
 _LACKS = {
     Unknown.REDUCTION: "the reduction of each call",
     Unknown.ROOT: "the root of each call",
@@ -186,7 +186,7 @@ def headline(report: Report) -> str:
         took = f" and takes {milli(mine.step)}" if mine.step is not None else ""
         some = any(row.kernel for row in report.rows)
         lack = "not all kernel times are known" if some else "kernel times are unknown"
-        of = "" if Unknown.SIZES in report.job.unknown else f" of {size(sent)}"
+        of = "" if Unknown.SIZES in report.job.unknown else f" of {format_message_size(sent)}"
         clauses.append(f"{what} of rank {mine.rank} has {amount(mine.calls, 'call')}{of}{took}; {lack}")
     top = dominant(report)
     if top is not None:
@@ -308,15 +308,9 @@ def _row_json(report: Report, row: Row) -> dict[str, Any]:
     }
 
 
-def size(size_bytes: int) -> str:
-    """Return bytes in about six characters: "25M", "11.77M" for a size that is no whole number of a binary unit."""
-    exact = format_size(size_bytes)
-    return exact if len(exact) <= _SHORT else format_approximate_size(size_bytes).replace(" ", "").removesuffix("iB")
-
-
 def size_text(job: Job, call: Call) -> str:
     """Return a call's bytes, "?" if unknown."""
-    return size(call.size_bytes) if call.size_bytes or Unknown.SIZES not in job.unknown else "?"
+    return format_message_size(call.size_bytes) if call.size_bytes or Unknown.SIZES not in job.unknown else "?"
 
 
 def group_text(job: Job, call: Call) -> str:
@@ -500,7 +494,7 @@ def occasional_text(job: Job, occasional: Occasional) -> str:
     call = job.calls[occasional.call]
     more = f" and {occasional.calls - 1} more" if occasional.calls > 1 else ""
     often = f"after every {occasional.every} steps" if occasional.every > 1 else "between steps"
-    known = f" of {size(call.size_bytes)}" if call.size_bytes else ""
+    known = f" of {format_message_size(call.size_bytes)}" if call.size_bytes else ""
     return f"{call.operation}{known}{more} {often}, {amount(occasional.times, 'time')}"
 
 

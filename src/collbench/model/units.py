@@ -168,6 +168,16 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def format_message_size(size_bytes: int) -> str:
+    """Return a job's bytes as a person reads them: "25M" if that is exact, else three digits, "27.0M"."""
+    for suffix in ("T", "G", "M", "K"):
+        if size_bytes >= _SUFFIXES[suffix]:
+            value = size_bytes / _SUFFIXES[suffix]
+            exact = size_bytes % _SUFFIXES[suffix] == 0
+            return f"{value:.{0 if exact else 2 if value < 9.995 else 1 if value < 99.95 else 0}f}{suffix}"
+    return f"{size_bytes} B"
+
+
 def format_approximate_size(size_bytes: int) -> str:
     """Return bytes as a person reads free memory: "139.2 GiB", "512 MiB"."""
     for suffix in ("T", "G", "M", "K"):

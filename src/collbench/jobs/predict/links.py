@@ -17,7 +17,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Members, Run, tags
-from collbench.model.units import amount, format_size, size_span
+from collbench.model.units import amount, format_message_size, format_size, size_span
 
 # What training sends, and the operations whose curve replaces one that was not measured, best first: they take as long
 # for as many bus bytes.
@@ -88,7 +88,7 @@ class Links:
             ends = min(size_bytes, least), max(size_bytes, most)
             needed = ":".join(format_size(end).removesuffix(" B") for end in ends)
             raise NoEvidence(
-                f"a message of {format_size(size_bytes)} is too far from the measured sizes, "
+                f"a message of {format_message_size(size_bytes)} is too far from the measured sizes, "
                 f"{size_span((least, most))}: measure with --sizes {needed}"
             )
         instead = "" if other is operation else f"as {other.collective.title} of as many bus bytes"

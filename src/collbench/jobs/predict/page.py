@@ -8,13 +8,13 @@ from typing import Any
 from rich.text import Text
 
 from collbench.jobs.job import Job
-from collbench.jobs.page import group_text, micro, milli, size
+from collbench.jobs.page import group_text, micro, milli
 from collbench.jobs.predict import network, recorded
 from collbench.jobs.predict.network import Prediction
 from collbench.jobs.predict.recorded import PlacedJob, PredictedJob
 from collbench.judge.diagnose import Kind, judge
 from collbench.model.run import Run, tags
-from collbench.model.units import amount, counted, fixed
+from collbench.model.units import amount, counted, fixed, format_message_size
 from collbench.report.text.frame import ALARM, interrupted, origin, sim
 from collbench.report.text.layout import Block, Lines, both, listed, prose, table
 from collbench.runfile.codec import head, picked
@@ -53,7 +53,7 @@ def training_page(prediction: Prediction) -> Iterator[Block]:
     lines += [f"assumed   {text}" for text in prediction.assumed[:_FEW]]
     layers = "" if step.strategy == "ddp" else f", {step.layers} equal layers"
     messages = [
-        f"{number} × {operation.value} of {size(bytes_sent)}"
+        f"{number} × {operation.value} of {format_message_size(bytes_sent)}"
         for (operation, bytes_sent), number in step.messages.items()
     ]
     lines.append(f"messages  {step.dtype}{layers}: {', '.join(messages)}")
@@ -146,7 +146,7 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
     for number, (before, after) in predicted.prices.items():
         call = job.calls[number]
         times = micro(before.seconds), micro(after.seconds)
-        rows.append((call.operation, size(call.size_bytes), group_text(job, call), *times))
+        rows.append((call.operation, format_message_size(call.size_bytes), group_text(job, call), *times))
     calls = table("call", "bytes", "group", "recorded, µs", "here, µs", rows=rows, left=("call", "group"))
     yield from both("tables", Text(f"{sim(run)}isolated calls, on the links of the record and on these"))
     yield from both("tables", *listed(calls, _FEW, " calls: --json has all"))

@@ -13,7 +13,7 @@ from collbench.jobs.replay.results import Replay, ReplayedCall, ReplayTrial, rep
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.model.units import amount, fixed, format_size, sentence
+from collbench.model.units import amount, fixed, format_message_size, sentence
 from collbench.overlaps.section import Figure, half_interval, median_figure, milliseconds, times
 from collbench.report import sentences
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
@@ -184,7 +184,7 @@ def _kinds(measured: list[Replay]) -> Table:
         seconds = [milliseconds(summary.by_kind[at].value) for summary in summaries]
         job = "-" if call.recorded_seconds is None else milliseconds(call.recorded_seconds)
         gbs = busbw_gbs(call, summaries[0].by_kind[at].value)
-        what = (call.operation, format_size(call.size_bytes), str(call.ranks), str(call.count))
+        what = (call.operation, format_message_size(call.size_bytes), str(call.ranks), str(call.count))
         rows.append((*what, *seconds, job, "-" if gbs is None else f"{gbs:.1f}"))
     return table(*heads, rows=rows, left=("call",), keys=3, optional=("in the job",))
 
