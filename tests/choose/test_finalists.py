@@ -44,7 +44,9 @@ def picked(
     members = list(combinations(range(len(wired)), k))
     ends = [np.array([(given or {}).get(some, usual) for some in members]) for given in (lo, hi)]
     hop = np.array([(hops or {}).get(some, 0.0) for some in members])
-    field = Candidates(all_sets(len(wired), k), ends[0], ends[1], hop, ends[0], np.zeros(len(members)), heuristic=False)
+    field = Candidates(
+        all_sets(len(wired), k), ends[0], ends[1], hop, ends[0], np.zeros(len(members)), ends[1], heuristic=False
+    )
     with np.errstate(all="raise"):
         found = finalists(wired, field, members.index(chosen), 0.02)
     assert [some.members for some in found if some.default] == [tuple(range(k))]
@@ -82,7 +84,7 @@ def test_how_many_share_a_host_bridge_or_a_numa_node_makes_a_kind(within: str) -
     assert picked(wired, (0, 1, 2)) == [(0, 1, 2), (0, 2, 4), (0, 3, 5), (1, 3, 4)]
     assert picked(wired, (0, 2, 4)) == [(0, 2, 4), (0, 1, 2), (0, 3, 5), (1, 3, 4)]
     uneven = machine(slow={(0, 3): 30.0, (1, 4): 20.0, (2, 5): 10.0}, hosts=((0, 2, 4), (1, 3, 5)), within=within)
-    assert picked(uneven, (0, 1, 2)) == [(0, 1, 2), (0, 2, 4), (0, 1, 3), (0, 1, 4)]
+    assert picked(uneven, (0, 1, 2)) == [(0, 1, 2), (0, 2, 4), (0, 1, 3), (3, 4, 5)]
 
 
 def test_what_is_inside_tells_sets_apart_that_nothing_else_does() -> None:
@@ -121,24 +123,22 @@ def more(
     members = list(combinations(range(6), 2))
     ends = np.full(len(members), lo), np.array([hi.get(some, 100.0) for some in members])
     field = Candidates(
-        all_sets(6, 2), *ends, np.full(len(members), hops), ends[0], np.zeros(len(members)), heuristic=False
+        all_sets(6, 2), *ends, np.full(len(members), hops), ends[0], np.zeros(len(members)), ends[1], heuristic=False
     )
-    return [some.members for some in further(machine(), field, measured, 0.02, share)]
+    wired = machine(hosts=((0, 1, 2), (3, 4, 5)))
+    return [some.members for some in further(wired, field, measured, 0.02, share)]
 
 
 def test_a_set_whose_bound_is_above_all_that_was_measured_is_measured_too() -> None:
-    """It was predicted to be as good as the finalists, which turned out to be half as good."""
-    found = more({(0, 1): 50.0, (0, 2): 50.0}, 50.0, {})
-    assert len(found) == MOST_FINALISTS
-    assert found[0] == (0, 3)
-    assert (4, 5) in found or (3, 4) in found  # shares no device with those that disappointed
+    """It was predicted to be as good as the finalists, which turned out to be half as good, as all that look so are."""
+    assert more({(0, 1): 50.0, (0, 2): 50.0}, 50.0, {}) == [(0, 3)]
 
 
 @pytest.mark.parametrize(
     ("title", "measured", "lo", "hops", "share"),
     [
         ("the best reaches all bounds", {(0, 1): 99.0, (0, 2): 50.0}, 50.0, 0.0, 1.0),
-        ("NCCL keeps so much of crowded hops", {(0, 1): 70.0, (0, 2): 70.0}, 50.0, 4.0, 1.0),
+        ("what looks as they do reaches as much", {(0, 1): 70.0, (0, 3): 70.0}, 50.0, 4.0, 1.0),
         ("messages of this size reach so much", {(0, 1): 70.0}, 50.0, 0.0, 0.7),
         ("a narrow band that is nearly reached", {(0, 1): 90.0}, 99.0, 0.0, 1.0),
     ],
@@ -151,14 +151,16 @@ def test_no_set_is_measured_that_cannot_win(
 
 @pytest.mark.parametrize("within", ["PHB", "NODE"])
 def test_what_a_crowded_set_keeps_over_pcie_says_nothing_about_a_less_crowded_one(within: str) -> None:
-    """A host bridge or a NUMA node may carry what three ring hops of two and one load it with, but not of three."""
+    """A host bridge or a NUMA node may carry what three ring hops of two and one load it with, but not of three.
+
+    In whatever order three are, they have one ring.
+    """
     wired = machine(hosts=((0, 2, 4), (1, 3, 5)), within=within)
     sets = all_sets(6, 3)
     ends = np.full(len(sets), 30.0), np.full(len(sets), 100.0)
-    field = Candidates(sets, *ends, np.full(len(sets), 3.0), ends[0], np.zeros(len(sets)), heuristic=False)
+    field = Candidates(sets, *ends, np.full(len(sets), 3.0), ends[0], np.zeros(len(sets)), ends[1], heuristic=False)
     found = [some.members for some in further(wired, field, {(0, 2, 4): 50.0}, 0.02, 1.0)]
-    assert len(found) == MOST_FINALISTS
-    assert (1, 3, 5) not in found
+    assert found == [(0, 1, 2)]
     assert further(wired, field, {(0, 2, 4): 50.0, (0, 1, 2): 60.0}, 0.02, 1.0) == ()
 
 
@@ -168,8 +170,8 @@ def test_one_set_with_a_tree_shows_whether_nccl_runs_trees(reached: float, expec
     sets, alike = list(combinations(range(6), 3)), np.ones(20)
     trees = {(0, 1, 2): 80.0, (3, 4, 5): 75.0}
     tree = np.array([trees.get(some, 0.0) for some in sets])
-    field = Candidates(all_sets(6, 3), 20 * alike, 40 * alike, 3 * alike, 20 * alike, tree, heuristic=False)
-    wired = machine(hosts=((0, 1, 2, 3, 4, 5),))
+    field = Candidates(all_sets(6, 3), 20 * alike, 40 * alike, 3 * alike, 20 * alike, tree, 40 * alike, heuristic=False)
+    wired = machine(hosts=((0, 1, 2), (3, 4, 5)))
     with np.errstate(all="raise"):
         assert (0, 1, 2) in [some.members for some in finalists(wired, field, sets.index((0, 1, 3)), 0.02)]
         found = further(wired, field, {(0, 1, 3): 39.5, (0, 1, 2): reached}, 0.02, 1.0)
@@ -189,20 +191,20 @@ def left_out(slow: float, n: int = 6, k: int = 5, reached: float = 50.0) -> list
     """
     wired, sets = machine(n, slow=dict.fromkeys([(0, 5), (1, 4), (2, 3)], slow)), all_sets(n, k)
     alike = np.ones(len(sets))
-    field = Candidates(sets, 30 * alike, 100 * alike, k * alike, 30 * alike, 0 * alike, heuristic=False)
+    field = Candidates(sets, 30 * alike, 100 * alike, k * alike, 30 * alike, 0 * alike, 100 * alike, heuristic=False)
     alike_in_pairs = [tuple(range(k)), (0, 1, *range(n - k + 2, n))]
     return [some.members for some in further(wired, field, dict.fromkeys(alike_in_pairs, reached), 0.02, 1.0)]
 
 
 def test_what_nccls_ring_crosses_in_some_sets_it_may_avoid_in_others_that_look_alike() -> None:
-    assert set(left_out(15.0)) == {tuple(sorted({*range(6)} - {gone})) for gone in (0, 1, 3, 4)}
+    """Without 2 or 3 the slow pairs have the same places, and without 3 was measured."""
+    assert set(left_out(15.0)) == {tuple(sorted({*range(6)} - {gone})) for gone in (0, 1, 4)}
 
 
 @pytest.mark.parametrize(
     ("title", "given"),
     [
         ("no pair is slow for its label", {"slow": 38.0}),
-        ("the sets are many", {"slow": 15.0, "n": 8, "k": 6}),
         ("a finalist reaches what was predicted", {"slow": 15.0, "reached": 99.0}),
     ],
 )
@@ -210,14 +212,11 @@ def test_no_set_is_measured_for_the_order_of_its_ring_if(title: str, given: dict
     assert left_out(**given) == []
 
 
-@pytest.mark.parametrize(("slow", "expected"), [(10.0, [(0, 1, 3)]), (39.0, [])])
-def test_a_set_with_fewer_rings_than_links_allow_says_nothing_about_one_with_a_slow_link(
-    slow: float, expected: list[Members]
-) -> None:
+def test_a_set_with_fewer_rings_than_links_allow_says_nothing_about_one_with_a_slow_link() -> None:
     """Two of three rings fit on the first set, all that were promised on the second; the third may avoid its link."""
     sets, alike = list(combinations(range(6), 3)), np.ones(20)
     ends = {(0, 1, 2): (40.0, 60.0), (3, 4, 5): (40.0, 40.0), (0, 1, 3): (20.0, 58.0)}
     lo, hi = (np.array([ends.get(some, (10.0, 10.0))[end] for some in sets]) for end in (0, 1))
-    field = Candidates(all_sets(6, 3), lo, hi, 0 * alike, lo, 0 * alike, heuristic=False)
-    found = further(machine(slow={(0, 3): slow}), field, {(0, 1, 2): 39.5, (3, 4, 5): 39.0}, 0.02, 1.0)
-    assert [some.members for some in found] == expected
+    field = Candidates(all_sets(6, 3), lo, hi, 0 * alike, lo, 0 * alike, hi, heuristic=False)
+    found = further(machine(slow={(0, 3): 10.0}), field, {(0, 1, 2): 39.5, (3, 4, 5): 39.0}, 0.02, 1.0)
+    assert [some.members for some in found] == [(0, 1, 3)]

@@ -100,17 +100,17 @@ def test_sets_that_keep_a_chance_are_measured_for_more_than_two_rounds(monkeypat
     assert by_finalists(ask, run_of(gpus(8), []), measure)[0].members == fast
 
 
-def seven_of_eight(across: Mapping[tuple[int, int], float], lucky: int | None) -> tuple[Choice, int]:
+def seven_of_eight(across: Mapping[tuple[int, int], float], lucky: tuple[int, ...]) -> tuple[Choice, int]:
     """Return the choice of seven GPUs on two NUMA nodes, and how many rounds of all-reduces it took.
 
-    Pairs on one node have 40 GB/s, others 30 or what `across` says. Seven reach 14, without GPU `lucky` 28.
+    Pairs on one node have 40 GB/s, others 30 or what `across` says. Seven reach 14, without one of `lucky` 28.
     """
     rounds = 0
 
     def measure(sets: Iterable[tuple[int, ...]]) -> tuple[Run, None]:
         nonlocal rounds
         rounds += 1
-        rates = {some: near(14.0 if lucky is None or lucky in some else 28.0) for some in sets}
+        rates = {some: near(28.0 if set(lucky) - set(some) else 14.0) for some in sets}
         points = [measured(Operation.ALLREDUCE, some, [gbs * 7 / 12 for gbs in of]) for some, of in rates.items()]
         return run_of(gpus(8), points), None
 
@@ -119,15 +119,18 @@ def seven_of_eight(across: Mapping[tuple[int, int], float], lucky: int | None) -
     return by_finalists(choose(run, 7), run, measure)[0], rounds
 
 
-@pytest.mark.parametrize("lucky", range(8))
-def test_the_only_set_whose_ring_avoids_a_slow_path_between_sockets_is_found(lucky: int) -> None:
-    """Each of the eight sets has pairs that use the path, so none of them shows which ring does."""
+@pytest.mark.parametrize("lucky", [(0, 1), (2, 3), (4, 5), (6, 7)])
+def test_only_sets_whose_ring_avoids_a_slow_path_between_sockets_are_found(lucky: tuple[int, ...]) -> None:
+    """Each of the eight sets has pairs that use the path, so none of them shows which ring does.
+
+    Two are alike: without either of the lucky GPUs the slow pairs have the same places in NCCL's order.
+    """
     choice, _ = seven_of_eight({(0, 6): 14.0, (0, 7): 14.0, (1, 6): 14.0, (1, 7): 14.0}, lucky)
-    assert lucky not in choice.members
+    assert set(lucky) - set(choice.members)
 
 
 def test_a_healthy_machine_is_measured_once_though_its_rings_reach_half_of_what_pairs_do() -> None:
-    _, rounds = seven_of_eight({}, lucky=None)
+    _, rounds = seven_of_eight({}, lucky=())
     assert rounds == 1
 
 

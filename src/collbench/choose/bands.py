@@ -192,12 +192,12 @@ def ring_bound(rates: Rates) -> float:
 # 1.24 on published and kept machines. On more it is 0.92 to 1.56: beyond 1.25 the switch reduces
 # (method/choosing.md 3).
 FEW_RANKS = 4
-_LEAST_OF_PAIRS, _LEAST_OF_MANY = 0.95, 0.85
-_MOST_OF_PAIRS, _MOST_OF_MANY_SWITCHED = 1.25, 1.6
+_LEAST_OF_PAIRS, LEAST_OF_MANY = 0.95, 0.85
+MOST_OF_PAIRS, MOST_OF_MANY_SWITCHED = 1.25, 1.6
 # What a ring over PCIe is sure to keep of its slowest hop: 0.54 was published, of machines whose pairs hardly slow each
 # other. With more hops through the host than this, that much of what crowded hops keep.
 _FEW_HOPS = 3
-_LEAST_OVER_PCIE = 0.5
+LEAST_OVER_PCIE = 0.5
 
 
 def predict(wired: Wiring) -> Band:
@@ -211,17 +211,17 @@ def predict(wired: Wiring) -> Band:
         crowded = band.hops > _FEW_HOPS  # what more ranks keep is a share of that of crowded hops
         every = np.arange(ranks)[None, :]
         hop = min(band.hi, float(slowest_hop(wired, every)[0]))
-        least = _LEAST_OVER_PCIE if crowded else min(1.0, _LEAST_OVER_PCIE * hop / band.lo)
+        least = LEAST_OVER_PCIE if crowded else min(1.0, LEAST_OVER_PCIE * hop / band.lo)
         tree = float(over_tree(wired, every)[0])
         if tree > hi:
             return replace(band, lo=band.lo * least, hi=tree, how=How.TREE)
     elif band.how in (How.NVSWITCH, How.NVLINK_RINGS):
-        least, most, limit = _LEAST_OF_PAIRS, _MOST_OF_PAIRS, ceiling(wired)
+        least, most, limit = _LEAST_OF_PAIRS, MOST_OF_PAIRS, ceiling(wired)
         if ranks > FEW_RANKS:
-            least = _LEAST_OF_MANY
+            least = LEAST_OF_MANY
             if band.how is How.NVSWITCH:
                 # Each device may then send its message once.
-                most, limit = _MOST_OF_MANY_SWITCHED, limit * Operation.ALLREDUCE.busbw_factor(ranks)
+                most, limit = MOST_OF_MANY_SWITCHED, limit * Operation.ALLREDUCE.busbw_factor(ranks)
         hi = max(hi, min(hi * most, limit))
     return replace(band, lo=band.lo * least, hi=hi)
 
@@ -302,6 +302,22 @@ def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
     return np.minimum(hi, slowest_hop(wired, sets)) * kept, hi, hops
 
 
+def over_pcie_bound(wired: Wiring, sets: Sets) -> Values:
+    """Return for each set what no ring of single hops exceeds, GB/s.
+
+    The two directions of a pair may share a host bridge, its memory or a link, where a ring's hop goes one way: it may
+    be twice as fast, though not faster than each end is with any other device over PCIe.
+    """
+    k, at_most = sets.shape[1], (wired.filled or wired)
+    rates = np.maximum(at_most.unshared, at_most.rates)
+    over = np.where(at_most.links > 0, 0.0, np.minimum(rates, rates.T))
+    ends = np.minimum.outer(over.max(axis=1), over.max(axis=1))
+    hops = np.where(at_most.links > 0, rates, np.maximum(rates, np.minimum(2 * rates, ends)))
+    limits, _ = uplink_limits(sets, at_most.uplinks, at_most.links)
+    ring = ring_table(hops, k)[masks(sets)] if k <= MOST_MEMBERS else np.full(len(sets), best_ring(hops))
+    return np.minimum(ring, limits)
+
+
 def slowest_hop(wired: Wiring, sets: Sets) -> Values:
     """Return the slowest hop between any two of each set: NCCL's ring may use it though the best ring does not."""
     return lowest_pair((wired.filled or wired).unshared, sets)
@@ -333,8 +349,10 @@ def packing(nvlink: Values, links: Values) -> tuple[int, float]:
     """Return how many rings NCCL packs over NVLinks of these rates (GB/s, directed), and what they carry at least.
 
     NCCL knows how many links there are, not what each carries, and gives all rings an equal share of the data: the
-    slowest link that one of them uses slows all. So it is assumed that they use the set's slowest.
+    slowest link that one of them uses slows all. So it is assumed that they use the set's slowest. Of more than eight
+    members only one ring is sure.
     """
     used = links > 0
     rings = most_rings(links)
-    return rings, rings * float((nvlink[used] / links[used]).min()) if rings else 0.0
+    sure = rings if len(links) <= MOST_LISTED else min(rings, 1)
+    return rings, sure * float((nvlink[used] / links[used]).min()) if rings else 0.0

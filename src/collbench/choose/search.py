@@ -9,13 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.choose.bands import (
+    FEW_RANKS,
+    LEAST_OF_MANY,
+    LEAST_OVER_PCIE,
     MOST_MEMBERS,
+    MOST_OF_MANY_SWITCHED,
+    MOST_OF_PAIRS,
     all_sets,
     by_pairs,
     cut_bound,
     lowest_pair,
     masks,
     over_pcie,
+    over_pcie_bound,
     over_tree,
     packing,
     predict,
@@ -113,8 +119,8 @@ class Candidates:
     """The sets that were examined, shape (sets, k), each with its band's ends in GB/s and the hops through the host.
 
     `quick` is a cheap value of each set, GB/s: an upper bound for meshes, else `lo`. A mesh whose bound is too low for
-    it to be among the best keeps that bound as `hi`. `tree` is what NCCL's tree reaches at most over NVLinks that make
-    no ring, 0 where it cannot run.
+    it to be among the best keeps that bound as `hi`. `bound` is what no ring exceeds: over PCIe it may be above `hi`.
+    `tree` is what NCCL's tree reaches at most over NVLinks that make no ring, 0 where it cannot run.
     """
 
     sets: Sets
@@ -123,11 +129,12 @@ class Candidates:
     hops: Values
     quick: Values
     tree: Values
+    bound: Values
     heuristic: bool
 
     def only(self, which: NDArray[np.bool_]) -> Candidates:
         """Return the sets that are flagged."""
-        names = ("sets", "lo", "hi", "hops", "quick", "tree")
+        names = ("sets", "lo", "hi", "hops", "quick", "tree", "bound")
         return replace(self, **{name: getattr(self, name)[which] for name in names})
 
 
@@ -140,12 +147,13 @@ def search(wired: Wiring, k: int, delta: float) -> Candidates:
             other = _judge_all(wired.labelled, sets, delta)
             lo, hi = np.minimum(candidates.lo, other.lo), np.maximum(candidates.hi, other.hi)
             quick, tree = np.maximum(candidates.quick, other.quick), np.maximum(candidates.tree, other.tree)
-            return replace(candidates, lo=lo, hi=hi, quick=quick, tree=tree)
+            bound = np.maximum(candidates.bound, other.bound)
+            return replace(candidates, lo=lo, hi=hi, quick=quick, tree=tree, bound=bound)
         if wired.filled is None:
             return candidates
         filled = _judge_all(wired.filled, sets, delta)
         lo = np.minimum(candidates.lo, filled.hi)
-        return replace(candidates, lo=lo, hi=filled.hi, hops=filled.hops, tree=filled.tree)
+        return replace(candidates, lo=lo, hi=filled.hi, hops=filled.hops, tree=filled.tree, bound=filled.bound)
     return _judge_some(wired, sorted(grown(wired, k)))
 
 
@@ -164,7 +172,7 @@ def _judge_some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
     sets = [first, *quick[:_MOST_JUDGED]]
     bands = [by_pairs(wired.of(members)) for members in sets]
     lo, hi, hops = (np.array([getattr(band, end) for band in bands], dtype=float) for end in ("lo", "hi", "hops"))
-    return Candidates(np.array(sets, dtype=np.intp), lo, hi, hops, lo, np.zeros(len(sets)), heuristic=True)
+    return Candidates(np.array(sets, dtype=np.intp), lo, hi, hops, lo, np.zeros(len(sets)), hi, heuristic=True)
 
 
 def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
@@ -173,7 +181,7 @@ def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
     if sets.shape[1] == 2:
         rate = np.minimum(wired.rates, wired.rates.T)[sets[:, 0], sets[:, 1]] * sound
         none = np.zeros(len(sets))
-        return Candidates(sets, rate, rate, none, rate, none, heuristic=False)
+        return Candidates(sets, rate, rate, none, rate, none, rate, heuristic=False)
     lo, hi, hops = over_pcie(wired, sets)
     planes = wired.plane[sets]
     switched = (planes[:, 0] >= 0) & (planes == planes[:, :1]).all(axis=1)
@@ -182,12 +190,14 @@ def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
         lo[switched], hops[switched] = slowest, 0
         hi[switched] = np.maximum(slowest, ring_table(wired.rates, sets.shape[1])[masks(sets[switched])])
     lo, hi, quick = lo * sound, hi * sound, lo * sound
+    bound = hi if switched.all() else np.maximum(hi, over_pcie_bound(wired, sets) * sound)
     closed = np.zeros(len(sets), dtype=bool)  # by NVLinks alone, to a ring
     if (wired.nvlink > 0).any():
         closed = ring_table(wired.nvlink, sets.shape[1])[masks(sets)] > 0
     meshed = np.flatnonzero(~switched & sound & closed)
     tree = np.where(switched | closed, 0.0, over_tree(wired, sets) * sound)
-    candidates = Candidates(sets, lo, hi, hops, quick, tree, heuristic=False)
+    bound[switched] = hi[switched]
+    candidates = Candidates(sets, lo, hi, hops, quick, tree, bound, heuristic=False)
     if len(meshed):
         hops[meshed] = 0
         # The least that enters or leaves a member within its set, and what the narrowest port sends: upper bounds.
@@ -199,6 +209,7 @@ def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
         link = np.where(wired.links > 0, wired.nvlink / np.maximum(wired.links, 1), np.inf)
         lo[meshed] = np.minimum(lo[meshed], lowest_pair(link, sets[meshed]))
         _pack(wired, candidates, meshed, delta)
+        bound[meshed] = hi[meshed]
     return candidates
 
 
@@ -243,14 +254,8 @@ def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
 MOST_FINALISTS = 4
 # As many more, each of so many times, if what was measured leaves sets that may be better.
 FURTHER_ROUNDS = 4
-# Of no more sets all are measured where the order in NCCL's ring may decide.
-_MOST_TRIED = MOST_FINALISTS * (1 + FURTHER_ROUNDS)
-# A finalist below this share of its prediction shows that the prediction is wrong, not what NCCL keeps of a link.
-_FAR_SHORT = 0.85
-# The figures of a kind but the last.
-_COARSE = 7
-# Of equal slowest pairs, noise may round one to the next step.
-_ROUNDED = (0, 0, 1)
+# So few members have one ring, in whatever order they are.
+_ONE_RING = 3
 
 
 def finalists(wired: Wiring, candidates: Candidates, chosen: int, delta: float) -> tuple[Candidate, ...]:
@@ -263,13 +268,13 @@ def finalists(wired: Wiring, candidates: Candidates, chosen: int, delta: float) 
     least = candidates.lo[chosen]
     if candidates.hops[chosen]:
         least = min(least, CROWDED * candidates.hi[chosen])
-    able = np.maximum(candidates.hi, candidates.tree) >= least * (1 - delta)
+    able = np.maximum(candidates.bound, candidates.tree) >= least * (1 - delta)
     kinds = _kinds(wired, candidates, delta)
     order = np.lexsort((-_inside(wired, candidates), *kinds.T[::-1]))
     order = order[able[order]]
     picked = [chosen]
-    for columns in (_COARSE, None):
-        _, first = np.unique(kinds[order, :columns], axis=0, return_index=True)
+    for groups in (kinds, _looks(wired, candidates.sets)):
+        _, first = np.unique(groups[order], axis=0, return_index=True)
         picked += [index for index in order[np.sort(first)].tolist() if index not in picked]
         picked = picked[:MOST_FINALISTS]
     while len(picked) < min(MOST_FINALISTS, len(order)):
@@ -282,45 +287,86 @@ def further(
 ) -> tuple[Candidate, ...]:
     """Return up to four sets that may be more than δ better than the best of the `measured` ones, GB/s, best first.
 
-    What was measured corrects the bounds of sets of its kind. Over PCIe the best finalist shows what NCCL keeps of a
-    crowded hop, though not in sets with fewer members on a host bridge or a NUMA node than it has, or without a pair as
-    slow as its slowest. Elsewhere one whose band is narrow shows how k GPUs compare with a pair, unless it falls far
-    short. Without such a one, k GPUs may reach `share` of the bound: a finalist with a slow link says nothing about
-    sets without it. If a pair is slow for its label, only narrow bands show that, and over PCIe, where there are few
-    sets, nothing: NCCL orders rings by labels, so they avoid what slows that pair on some sets and not on others that
-    look alike. What trees over NVLinks reach, those finalists show on which they can run. Of equal sets those go first
-    that share the fewest devices with what was measured.
+    `share` is what pairs reach there of what they do here, 0 if that is not known. Of sets that NCCL cannot tell apart
+    one is measured, unless what was measured of them falls far short of its prediction; then those follow that share
+    the fewest devices with it.
     """
     index_of = {tuple(some): index for index, some in enumerate(candidates.sets.tolist())}
-    known = [index_of[some] for some in measured if some in index_of]
+    known = np.array([index_of[some] for some in measured if some in index_of], dtype=np.intp)
+    looks = _looks(wired, candidates.sets)
     reached = np.array([measured[tuple(candidates.sets[index].tolist())] for index in known])
-    ratios = reached / np.maximum(candidates.hi[known], 1e-9)
-    narrow = candidates.lo[known] >= candidates.hi[known] * (1 - delta)
-    host, bounds = candidates.hops > 0, candidates.hi.copy()
-    alike, many = not wired.slow.any(), len(candidates.sets) > _MOST_TRIED
-    shown = np.where(host[known], alike or many, narrow & (ratios >= _FAR_SHORT * share))
-    trees = candidates.tree[known] > 0
-    ringed = ~trees | (ratios <= 1 + delta)  # else a tree ran, which says nothing about rings
-    burdens = _burdens(wired, candidates, delta) * host[:, None]
-    for burden in np.unique(burdens, axis=0):
-        kind = (burdens == burden).all(axis=1)
-        telling = ringed & (host[known] == burden.any()) & (burdens[known] <= burden + _ROUNDED).all(axis=1)
-        sure = telling & shown
-        best_of = telling if alike or not sure.any() else sure
-        best = ratios[best_of][np.argmax(reached[best_of])] if best_of.any() else 0.0
-        bounds[kind] *= best if sure.any() else max(best, share)
-    of_trees = float((reached[trees] / candidates.tree[known][trees]).max()) if trees.any() else 1.0
-    bounds = np.maximum(bounds, of_trees * candidates.tree)
-    bounds[known] = 0.0
+    bounds = _may_reach(wired, candidates, looks, known, reached, share)
     able = np.flatnonzero(bounds > max(measured.values()) * (1 + delta))
-    steps = _steps(np.column_stack([bounds, candidates.lo])[able], delta)
-    order = able[np.lexsort((steps[:, 1], steps[:, 0]))]
-    _, first = np.unique(_kinds(wired, candidates, delta)[order], axis=0, return_index=True)
+    bound, lo = _steps(np.array([bounds[able], candidates.lo[able]]), delta)
+    order = able[np.lexsort((lo, candidates.hops[able], bound))]
+    _, first = np.unique(looks[order], return_index=True)
     picked = order[np.sort(first)].tolist()[:MOST_FINALISTS]
-    while len(picked) < min(MOST_FINALISTS, len(order)):
-        picked.append(_farthest(candidates, order, [*known, *picked]))
+    again = order[np.isin(looks[order], looks[known])]
+    while len(picked) < min(MOST_FINALISTS, len(again)):
+        picked.append(_farthest(candidates, again, [*known, *picked]))
     sets = [tuple(candidates.sets[index].tolist()) for index in picked]
     return tuple(Candidate(some, predict(wired.of(some)), default=False) for some in sets)
+
+
+def _may_reach(
+    wired: Wiring,
+    candidates: Candidates,
+    looks: NDArray[np.intp],
+    known: NDArray[np.intp],
+    reached: Values,
+    share: float,
+) -> Values:
+    """Return what each set reaches at most, GB/s, 0 for those at the indices `known`, which reached what is given.
+
+    k GPUs reach at most so much more than pairs as published ones do, and no more than the best of the measured sets
+    over NVLinks, or over PCIe, does of its `lo`. A set reaches the same part of its bound as one that NCCL cannot tell
+    from it. What trees over NVLinks reach, those sets show on which they can run and all links are alike: NCCL does not
+    know which are slow. A set that falls far short of all that was published shows nothing of others.
+    """
+    host, (least, most) = candidates.hops > 0, _published(wired, candidates)
+    telling = reached >= share * least[known] * candidates.lo[known]
+    told, gbs = known[telling], reached[telling]
+    bounds = candidates.bound * (share * most if share else np.inf)
+    for over in (host, ~host):
+        if over[told].any():
+            top = np.argmax(np.where(over[told], gbs, 0.0))
+            bounds[over] = np.minimum(bounds, candidates.bound * gbs[top] / max(candidates.lo[told[top]], 1e-9))[over]
+    trees = (candidates.tree[known] > 0) & (lowest_pair(np.where(wired.slow, 0.0, 1.0), candidates.sets[known]) > 0)
+    of_trees = (reached / np.maximum(candidates.tree[known], 1e-9))[trees].max(initial=0.0) or 1.0
+    bounds = np.maximum(bounds, of_trees * candidates.tree)
+    ceilings = np.maximum(candidates.bound, candidates.tree)
+    for look in np.unique(looks[told]):
+        part = (gbs / np.maximum(ceilings[told], 1e-9))[looks[told] == look].max()
+        bounds[looks == look] = ceilings[looks == look] * part
+    bounds[known] = 0.0
+    return bounds
+
+
+def _published(wired: Wiring, candidates: Candidates) -> tuple[Values, Values]:
+    """Return the least and the most that k GPUs were published to reach of what pairs do, for each set."""
+    k = candidates.sets.shape[1]
+    if k == 2:
+        return np.full(len(candidates.sets), LEAST_OF_MANY), np.ones(len(candidates.sets))
+    planes = wired.plane[candidates.sets]
+    switched = (planes[:, 0] >= 0) & (planes == planes[:, :1]).all(axis=1)
+    host = candidates.hops > 0
+    most = np.where(host, 1.0, np.where(switched & (k > FEW_RANKS), MOST_OF_MANY_SWITCHED, MOST_OF_PAIRS))
+    return np.where(host, LEAST_OVER_PCIE, LEAST_OF_MANY), most
+
+
+def _looks(wired: Wiring, sets: Sets) -> NDArray[np.intp]:
+    """Return a number for each set, equal for those whose rings NCCL orders alike and whose slow pairs are the same.
+
+    NCCL goes by what joins its GPUs and, where that is equal, by the order of their bus ids.
+    """
+    whole = wired.filled or wired
+    looks = whole.links * 2 + whole.slow
+    for group in (whole.plane, whole.host, whole.socket, *(level.group for level in whole.uplinks)):
+        looks = looks * 2 + np.equal.outer(group, group)
+    inside = looks[sets[:, :, None], sets[:, None, :]].reshape(len(sets), -1)
+    if sets.shape[1] <= _ONE_RING:
+        inside.sort(axis=1)
+    return np.asarray(np.unique(inside, axis=0, return_inverse=True)[1].ravel())
 
 
 def with_default(wired: Wiring, sets: Sequence[Members]) -> tuple[Candidate, ...]:
@@ -334,11 +380,10 @@ def with_default(wired: Wiring, sets: Sequence[Members]) -> tuple[Candidate, ...
 def _kinds(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.float64]:
     """Return the figures that separate sets, smaller is better, shape (sets, figures); rates in steps of δ.
 
-    The figures: the band, the hops, how crowded, the slowest pair, the tree, and the bandwidth inside.
+    The figures: the band, the hops, how crowded, the slowest pair, and the tree.
     """
-    rates = (candidates.lo, candidates.hi, candidates.tree, _inside(wired, candidates))
-    lo, hi, tree, inside = (_steps(some, delta) for some in rates)
-    return np.column_stack([lo, hi, candidates.hops, _burdens(wired, candidates, delta), tree, inside])
+    lo, hi, tree = (_steps(some, delta) for some in (candidates.lo, candidates.hi, candidates.tree))
+    return np.column_stack([lo, hi, candidates.hops, _burdens(wired, candidates, delta), tree])
 
 
 def _burdens(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.float64]:
