@@ -11,7 +11,7 @@ import pytest
 
 from collbench.measurement.backends.protocol import Step, Timing
 from collbench.measurement.backends.sim import SimBackend
-from collbench.model.errors import MachineError, StepFailed
+from collbench.model.errors import Cause, Failure, FailureKind, MachineError, StepFailed
 from collbench.model.operations import Variant
 from collbench.runfile import run_file
 from collbench.sim.fabrics import Fault, FaultKind, load
@@ -135,6 +135,35 @@ def test_where_copies_through_host_memory_fail_one_way_the_other_way_does_not_se
     result = program(*command, "--backend", "sim", "--fabric", "narrow.json", "--seed", "3", "-o", "run.json")
     assert re.search(r"not measured on GPU\d → GPU\d: .*no pinned memory is left", result.err)
     assert "P2P reaches" in result.out
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["one way", "both ways"])
+@pytest.mark.parametrize("command", QUICKLY, ids=lambda words: words[0])
+def test_copies_through_host_memory_that_hang_are_on_the_page_in_the_file_and_in_the_status(
+    program: Program, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], both: bool
+) -> None:
+    """What hangs here, no other copy shows: only these cross the host's memory."""
+    time = SimBackend.time
+    hang = Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=5.0)
+
+    def hanging(backend: SimBackend, step: Step) -> Timing:
+        if step.work.variant is Variant.STAGED and any(both or a < b for a, b in step.groups):
+            raise StepFailed(failure=hang)
+        return time(backend, step)
+
+    monkeypatch.setattr(SimBackend, "time", hanging)
+    slow = tuple(Fault(FaultKind.P2P_SLOW, pair, factor=0.4) for pair in ((0, 1), (0, 2)))
+    machine = faulty_file("pcie-4-two-bridges", *slow)
+    result = program(*command, *machine, "--seed", "3", "-o", "run.json")
+    assert result.status == 4
+    hung = [one for one in run_file.load(Path("run.json")).measurements if one.failure]
+    assert {(one.point.variant, one.failure) for one in hung} == {(Variant.STAGED, hang)}
+    assert {one.point.members for one in hung} >= ({(0, 1), (1, 0)} if both else {(0, 1)})
+    first = result.out.splitlines()[0]
+    assert re.match(r"(HANG|FAILED:).*GPU0", first), first
+    shown = program(*command[:1], "run.json", "--json") if command[0] == "check" else program("show", "run.json")
+    assert "hang" in shown.out
+    assert shown.status == (4 if command[0] == "check" else 0)
 
 
 def test_pairs_of_one_label_in_slots_of_two_generations_are_both_measured_through_host_memory(program: Program) -> None:

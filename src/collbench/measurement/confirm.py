@@ -18,7 +18,7 @@ from collbench.measurement.backends.protocol import Backend
 from collbench.measurement.interference import check_interference
 from collbench.measurement.plan import Plan, StoppingRule
 from collbench.measurement.sweep import Trials, Watcher
-from collbench.model.errors import BackendError
+from collbench.model.errors import BackendError, FailureKind
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Members, Pair, Run, device_sets, tags
 from collbench.model.units import abridged
@@ -101,7 +101,10 @@ class _Again:
             groups[reading.work].append(reading.members)
             sizes.setdefault(reading.work, reading.size_bytes)
         of_run = {measurement.point: measurement for measurement in self.run.measurements}
-        for measurement in self._measured(groups, sizes):
+        fresh, error = self._measured(groups, sizes)
+        if error:
+            raise error
+        for measurement in fresh:
             first = of_run[measurement.point]
             first.samples += [replace(sample, confirms=True) for sample in measurement.samples]
             if measurement.failure:
@@ -111,7 +114,8 @@ class _Again:
     def through_host(self, diagnosis: Diagnosis, say: Callable[[str], None]) -> None:
         """Measure copies through host memory where they may be faster: both ways of the slowest pair of each label.
 
-        Pairs of one label with other limits count as of another. What fails is left out: the run is complete without.
+        Pairs of one label with other limits count as of another. What fails is left out, as the run is complete without
+        it; what hangs is kept: jobs send through host memory, too.
         """
         slowest: dict[tuple[str, float | None], Reading] = {}
         for reading in sorted(diagnosis.unstaged, key=lambda one: one.gbs):
@@ -119,19 +123,19 @@ class _Again:
         pairs = [tuple(sorted(reading.members)) for reading in slowest.values()]
         say(f"measuring copies through host memory on {device_sets(pairs, self.run.devices)}: P2P is slow there")
         size = next(iter(slowest.values())).size_bytes
-        try:
-            both_ways = {STAGED: [way for pair in pairs for way in (pair, pair[::-1])]}
-            fresh = self._measured(both_ways, {STAGED: size}, _STAGED_TRIALS)
-        except BackendError as error:
+        both_ways = {STAGED: [way for pair in pairs for way in (pair, pair[::-1])]}
+        fresh, error = self._measured(both_ways, {STAGED: size}, _STAGED_TRIALS)
+        if error:
             say(f"not measured: {error}")
-        else:
-            for failed in (one for one in fresh if one.failure):
-                say(f"not measured on {tags(failed.point.members, self.run.devices, ' → ')}: {failed.failure}")
-            self.run.measurements += [measurement for measurement in fresh if not measurement.failure]
+        for failed in (one for one in fresh if one.failure):
+            say(f"not measured on {tags(failed.point.members, self.run.devices, ' → ')}: {failed.failure}")
+        hung = [one for one in fresh if one.failure and one.failure.kind is FailureKind.HANG]
+        self.run.measurements += hung if error else [one for one in fresh if one in hung or not one.failure]
 
     def _measured(
         self, groups: Mapping[Work, Sequence[Members]], sizes: Mapping[Work, int], trials: int = _TRIALS
-    ) -> list[Measurement]:
+    ) -> tuple[list[Measurement], BackendError | None]:
+        """Return the measurements of isolated trials, and what ended them early."""
         again = replace(
             self.plan,
             groups={work: tuple(some) for work, some in groups.items()},
@@ -143,6 +147,10 @@ class _Again:
         owed = replace(self.rule, screening=trials, deciding=trials)
         # The run is complete but for this.
         made = Trials(again, fresh, owed, replace(self.watcher, keep=lambda: None))
-        made.make(self.backend, self.rng, self.watcher.clock() + _BUDGET_S)
+        ended: BackendError | None = None
+        try:
+            made.make(self.backend, self.rng, self.watcher.clock() + _BUDGET_S)
+        except BackendError as error:
+            ended = error
         self.run.skipped += fresh.skipped  # wrong data
-        return fresh.measurements
+        return fresh.measurements, ended
