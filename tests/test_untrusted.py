@@ -421,8 +421,10 @@ def test_a_missing_file_is_named_with_the_one_that_was_probably_meant(
     for command in ("show", "check", "select 2"):
         result = program(*command.split(), typed)
         assert result.status == 2
-        suggestion = f"; did you mean '{meant}'?" if meant else ""
-        assert result.line.endswith(f"cannot read run file {typed}: No such file or directory{suggestion}")
+        suggestion = (
+            f"did you mean '{meant}'?" if meant else "'collbench runs' lists the saved runs: a number stands for a file"
+        )
+        assert result.line.endswith(f"cannot read run file {typed}: No such file or directory; {suggestion}")
 
 
 def test_a_compressed_run_is_refused_with_the_command_that_unpacks_it(program: Program, tmp_path: Path) -> None:

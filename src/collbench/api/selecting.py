@@ -8,13 +8,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
 
-from collbench import untrusted
 from collbench.api import SILENT, Notices, keywords
 from collbench.choose.choice import Band, Choice, Finalist, Omitted, Origin, Published, Selection
 from collbench.machine import nvidia_smi
 from collbench.machine.device_arguments import variables
 from collbench.machine.labels import labels_within
-from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError, near
+from collbench.model.errors import ExitStatus, NotTrusted, UsageError, near
 from collbench.model.operations import Operation, Variant
 from collbench.model.printable import one_line
 from collbench.model.run import Device
@@ -141,11 +140,9 @@ def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selecte
     if request.topology is not None:
         return Selected(_by_labels(request, request.topology))
     if request.run is not None:  # before what this machine lacks
-        try:
-            Path(request.run).stat()
-        except OSError as error:
-            why = untrusted.unread(Path(request.run), error)
-            raise RunFileError(f"cannot read run file {one_line(request.run)}: {why}") from error
+        from collbench.runfile import run_file  # late: labels need none of it
+
+        run_file.check_there(Path(request.run))
     from collbench.api import by_run  # late: labels need none of it
 
     if request.any_machine and request.run is not None:

@@ -241,6 +241,7 @@ _SHOWN = ("collbench-run", "collbench-job", "collbench-ablation")
 class FileFormat:
     """A kind of JSON file: its "format", the version that is written, its noun in messages, and how to get it again.
 
+    `elsewhere` says where there may be others if there is no file of a name.
     A file may be a stranger's: what a terminal would obey in its texts is made readable here, where it comes in.
     """
 
@@ -249,6 +250,7 @@ class FileFormat:
     noun: str
     again: str
     most_bytes: int = MOST_BYTES
+    elsewhere: str = ""
 
     @property
     def head(self) -> dict[str, Any]:
@@ -260,11 +262,17 @@ class FileFormat:
         try:
             return untrusted.read_text(path, self.most_bytes)
         except OSError as error:
-            raise RunFileError(f"cannot read {self.noun} file {path}: {untrusted.unread(path, error)}") from error
+            raise self.unread(path, error) from error
         except UnicodeDecodeError as error:
             compressed = error.object.startswith(b"\x1f\x8b")
             fault = f"'gunzip -k {shlex.quote(str(path))}' unpacks it" if compressed else "it is not text"
             raise RunFileError(f"{path} is not {self._what}: {fault}") from error
+
+    def unread(self, path: Path, error: OSError) -> RunFileError:
+        """Return the error for a file that could not be read."""
+        why = untrusted.unread(path, error)
+        none_near = isinstance(error, FileNotFoundError) and why == error.strerror
+        return RunFileError(f"cannot read {self.noun} file {path}: {why}", self.elsewhere if none_near else "")
 
     def loads(self, text: str, name: str, build: Callable[[dict[str, Any]], _T]) -> _T:
         """Return what `build` makes of the fields in JSON text; `name` is the file's, for errors. Raises RunFileError.

@@ -46,7 +46,8 @@ SECTIONS = {
 
 # The file.
 
-_FORMAT = FileFormat("collbench-run", 3, "run", again="measure again")
+_SAVED = "'collbench runs' lists the saved runs: a number stands for a file"
+_FORMAT = FileFormat("collbench-run", 3, "run", again="measure again", elsewhere=_SAVED)
 _REFUSAL = ("save the run as", "--output")
 # `train` does not trust a file that others can write. They may read it if the user's umask allows that.
 _MODE = 0o644
@@ -111,6 +112,14 @@ def _lines(value: Any) -> str:
 
 
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+def check_there(path: Path) -> None:
+    """Raise RunFileError if there is no such file."""
+    try:
+        path.stat()
+    except OSError as error:
+        raise _FORMAT.unread(path, error) from error
 
 
 def loads(text: str, name: str) -> Run:
