@@ -5,8 +5,10 @@ Where nobody builds the site, as on a forge, a shorter text stands in its place.
 
 from __future__ import annotations
 
+import csv
 import importlib
 import inspect
+import io
 import json
 import os
 import re
@@ -26,6 +28,7 @@ SHOWN = {
     "CITATION.cff": "citation.md",
     "README.md": "README.md",
 }
+COLUMNS = ROOT / "docs" / "columns.csv"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _LOADED = re.compile(
     r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//|url\(["']?(?:https?:)?//"""
@@ -79,17 +82,20 @@ def python() -> str:
 
 
 def columns() -> str:
-    """Return the columns of each kind of run that `export` writes."""
-    parts = []
-    for title, module in (
-        ("Links, pairs and collectives", "report.rows"),
-        ("overlap", "overlaps.section"),
-        ("replay", "jobs.replay.section"),
-    ):
-        rows = importlib.import_module(f"collbench.{module}").COLUMNS
-        table = [f"| `{column.name}` | {column.type.value} | {column.meaning} |" for column in rows]
-        parts.append("\n".join([f"## {title}\n", "| column | type | meaning |", "|---|---|---|", *table, ""]))
-    return "\n".join(parts)
+    """Return the columns of each kind of run that `export` writes, as CSV."""
+    lines = io.StringIO()
+    rows = csv.writer(lines, lineterminator="\n")
+    rows.writerow(("of", "column", "type", "meaning"))
+    for kind, module in (("all", "report.rows"), ("overlap", "overlaps.section"), ("replay", "jobs.replay.section")):
+        for column in importlib.import_module(f"collbench.{module}").COLUMNS:
+            rows.writerow((kind, column.name, column.type.value, column.meaning))
+    return lines.getvalue()
+
+
+def table(path: Path) -> str:
+    """Return a CSV file as a table."""
+    heads, *rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows))
 
 
 def _kind(part: dict[str, Any]) -> str:
@@ -132,9 +138,9 @@ def schema(path: Path) -> str:
     return "\n".join(parts)
 
 
-GENERATED: dict[str, Callable[[], str]] = {"command-line": command_line, "python": python, "columns": columns}
+GENERATED: dict[str, Callable[[], str]] = {"command-line": command_line, "python": python}
 # What stands in their place in the repository; in that of a file it is a link.
-SHORTER: dict[str, Callable[[], str]] = {"command-line": commands, "python": functions, "columns": columns}
+SHORTER: dict[str, Callable[[], str]] = {"command-line": commands, "python": functions}
 PLACE = re.compile(r"<!-- generated: (\S+) -->\n(.*?)\n<!-- end -->", re.DOTALL)
 
 
@@ -179,6 +185,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         path = ROOT / match[1]
         if path.suffix == ".json":
             return schema(path)
+        if path.suffix == ".csv":
+            return table(path)
         text = path.read_text(encoding="utf-8")
         return relinked(text, path.parent, place, shown) if path.suffix == ".md" else f"```yaml\n{text}```"
 
@@ -204,6 +212,7 @@ def current(page: str) -> str:
 
 
 if __name__ == "__main__":
+    COLUMNS.write_text(columns(), encoding="utf-8")
     for path in sorted((ROOT / "docs").rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         if (written := current(text)) != text:

@@ -21,7 +21,7 @@ from tests.sim.made import fabric_text
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 SCHEMA: dict[str, Any] = json.loads((DOCS / "fabric-file.schema.json").read_text(encoding="utf-8"))
 PAGE = (DOCS / "fabric-file.md").read_text(encoding="utf-8")
-(EXAMPLE,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+(EXAMPLE,) = re.findall(r"```json\n(.*?)```", (DOCS / "quickstart.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
 def validate(text: str) -> None:
