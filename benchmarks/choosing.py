@@ -42,7 +42,7 @@ from collbench.choose.select import by_finalists, choose
 from collbench.model.run import Run
 
 _LAUNCH_S = 9e-6  # of a collective, as judging/measured.py has it
-_MOST_SLOW = 3
+_MAX_SLOW = 3
 _SIGMAS, _BETWEEN = (0.001, 0.03), 0.002  # of a trial in boxes.py, and from run to run
 # What all-reduces of 64 MiB and more on three and four ranks, and on more, reach of those on two: the least and the
 # most of published machines, of which none has a mesh (docs/method/choosing.md 3).
@@ -81,7 +81,7 @@ def machine(family: str, rng: np.random.Generator) -> tuple[Made, str]:
     made = make_sized(family, rng, int(rng.choice([4, 8, 8, 8, 16])))
     names = sorted(name for name in made.capacity if _may_be_slow(made, name))
     slow = {}
-    for _ in range(int(rng.integers(_MOST_SLOW + 1))):
+    for _ in range(int(rng.integers(_MAX_SLOW + 1))):
         name, factor = names[int(rng.integers(len(names)))], round(float(rng.uniform(0.25, 0.95)), 2)
         slow[name] = factor
         if rng.random() < 0.7:

@@ -83,7 +83,7 @@ MODELS: dict[str, tuple[Callable[[float, np.random.Generator], Noise], tuple[flo
     "heavy tails": (HeavyTails, (0.005, 0.01)),
     "skewed": (Skewed, (0.005, 0.01)),
 }
-LOW, HIGH, LEAST_OF_OTHERS = 93.0, 97.0, 90.0
+LOW, HIGH, MIN_OF_OTHERS = 93.0, 97.0, 90.0
 SHARE = 0.01  # of the data points: rarer numbers of trials have no bar
 SYMMETRIC = (Noise, Correlated, OfTheRun, Unequal, HeavyTails)
 DRAWS = 1_000_000  # from which the true median of a trial comes for the others
@@ -176,7 +176,7 @@ def _common(rows: Sequence[Ended]) -> list[Ended]:
 
 def misses(rows: Sequence[Ended]) -> int:
     """Return how many figures of one noise miss the bar."""
-    low, high = (LOW, HIGH) if rows[0].noise == "normal" else (LEAST_OF_OTHERS, 100.0)
+    low, high = (LOW, HIGH) if rows[0].noise == "normal" else (MIN_OF_OTHERS, 100.0)
     return sum(one.misses(low, high) for one in _common(rows))
 
 

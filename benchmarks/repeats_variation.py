@@ -29,7 +29,7 @@ from collbench.judge.compare import compare, match_devices
 from collbench.judge.stats import reach, summarize
 from collbench.model.run import DataPoint, Run
 
-MOST_HISTORY = 5
+MAX_HISTORY = 5
 EDGES = (0, 2**16, 2**20, 2**24, 2**26)
 NAMES = ("below 64K", "64K to 512K", "1M to 8M", "16M to 32M", "64M and more")
 
@@ -113,7 +113,7 @@ def calibration(groups: Sequence[Sequence[Run]]) -> None:
     large: dict[str, list[int]] = {name: [0, 0] for name in single}
     for runs in groups:
         for base, new in pairwise(runs):
-            rest = [run for run in runs if run is not base and run is not new][:MOST_HISTORY]
+            rest = [run for run in runs if run is not base and run is not new][:MAX_HISTORY]
             for place, history in enumerate(([], rest)):
                 if place and not history:
                     continue

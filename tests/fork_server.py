@@ -29,7 +29,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-_MOST_FILES, _MOST_BYTES = 200, 2**18
+_MAX_FILES, _MAX_BYTES = 200, 2**18
 # Files are first put where none of their own numbers is.
 _ASIDE = 512
 
@@ -57,7 +57,7 @@ def serve(listener: socket.socket, watched: int) -> dict[str, Any]:
 
 def _forked(connection: socket.socket) -> dict[str, Any]:
     """Return, in one more fork, what it shall run. This process passes signals to that one, and reports its end."""
-    message, files, _, _ = socket.recv_fds(connection, _MOST_BYTES, _MOST_FILES)
+    message, files, _, _ = socket.recv_fds(connection, _MAX_BYTES, _MAX_FILES)
     child = os.fork()
     if child:
         for file in files:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from collbench.choose.bands import all_sets
-from collbench.choose.search import MOST_FINALISTS, Candidates, finalists, further
+from collbench.choose.search import MAX_FINALISTS, Candidates, finalists, further
 from collbench.choose.wiring import Wiring, wiring
 from collbench.model.run import Path
 from tests.builders import gpus
@@ -181,7 +181,7 @@ def test_one_set_with_a_tree_shows_whether_nccl_runs_trees(reached: float, expec
 
 
 def test_a_narrow_band_that_is_missed_by_far_proves_nothing() -> None:
-    assert len(more({(0, 1): 50.0}, 99.0, {})) == MOST_FINALISTS
+    assert len(more({(0, 1): 50.0}, 99.0, {})) == MAX_FINALISTS
 
 
 def left_out(slow: float, n: int = 6, k: int = 5, reached: float = 50.0) -> list[Members]:

@@ -20,7 +20,7 @@ if not torch.version.cuda:
 
 _BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "recording.py"
 
-_LEAST_NCCL = (2, 27)  # events of kernels have had the GPU's clock since
+_MIN_NCCL = (2, 27)  # events of kernels have had the GPU's clock since
 
 
 JOBS = ("ddp", "fsdp2", "tp", "moe", "graph", "killed")
@@ -93,7 +93,7 @@ def test_gpu_times_are_true_or_unknown_and_the_job_ends(name: str, recorded: tup
     folder, failures = recorded
     assert not failures[name], failures[name]
     job = job_file.load(folder / f"{name}-gpu-job.json")
-    if tuple(map(int, job.nccl.split(".")[:2])) < _LEAST_NCCL:
+    if tuple(map(int, job.nccl.split(".")[:2])) < _MIN_NCCL:
         assert Unknown.GPU_TIMES in job.unknown
         return
     for rank in job.ranks:

@@ -108,6 +108,6 @@ def test_a_refusal_says_why(data: bytes, why: str) -> None:
 
 
 def test_a_list_of_nothing_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "_MOST_ELEMENTS", 1000)
+    monkeypatch.setattr(content, "_MAX_ELEMENTS", 1000)
     with pytest.raises(Unreadable, match="it lists more than 1,000 elements"):
         content.read_json(io.BytesIO(b'{"a": [' + b"1," * 1100 + b"1]}"), {})

@@ -17,7 +17,7 @@ import click
 from collbench.ablations import api, experiment
 from collbench.ablations.ablation import dumps, load
 from collbench.ablations.experiment import Reporter
-from collbench.api.keywords import MOST_COUNT, new_seed
+from collbench.api.keywords import MAX_COUNT, new_seed
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, is_json, json_option, say, show_answer, show_page
@@ -29,7 +29,7 @@ from collbench.model.units import parse_budget, parse_precision
 
 # A line that changes more often cannot be read.
 _SECONDS_BETWEEN_LINES = 0.2
-_FROM_ZERO = click.IntRange(0, MOST_COUNT)
+_FROM_ZERO = click.IntRange(0, MAX_COUNT)
 
 
 def _reporter(*, verbose: bool) -> Reporter:
@@ -111,7 +111,7 @@ _EXAMPLE = "collbench ablate --auto-select 2 --without p2p -- train.py"
         parse_precision,
     ),
     option("--budget TIME", "Start no repeat that would end after this time.  [default: 3min]", parse_budget),
-    option("--repeats N", "Train each arm N times instead, 2 or more.", click.IntRange(2, MOST_COUNT)),
+    option("--repeats N", "Train each arm N times instead, 2 or more.", click.IntRange(2, MAX_COUNT)),
     option("--skip N", "Drop a run's first N steps.  [default: a tenth, at least three]", _FROM_ZERO),
     option("--step-pattern REGEX", "Read step times with this; name its group s, ms or us."),
     option(

@@ -41,7 +41,7 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import CommandKind, Device, FlagKind, Health, Run, Sample, Settings, device_sets
 from collbench.model.units import TELLING_BYTES, format_size, parse_sizes, verb
 from collbench.runfile import run_file, saved_runs
-from collbench.runfile.codec import MOST_BYTES
+from collbench.runfile.codec import MAX_BYTES
 
 
 def by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
@@ -347,7 +347,7 @@ def lost(present: Present) -> list[tuple[Device, str]]:
     here_now = {device.uuid for device in (*present.every, *present.hidden)}
     for path in saved_runs.believed().files[:_RECENT] if capabilities(present.backend).nvml else ():
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # not a run
-            recorded = json.loads(untrusted.read(path, MOST_BYTES))["devices"]
+            recorded = json.loads(untrusted.read(path, MAX_BYTES))["devices"]
             devices = [Device(int(fields["index"]), str(fields["uuid"]), "") for fields in recorded]
             gone = [device for device in devices if device.uuid not in here_now]
             if len(gone) < len(devices):
@@ -467,7 +467,7 @@ def _saved_runs(present: Sequence[Device], max_age: timedelta, now: datetime, no
         if stamp and now - datetime.strptime(stamp[1], "%Y%m%dT%H%M%S%z") > max_age + timedelta(minutes=1):
             continue  # a minute from the name to the start of measuring
         try:
-            text = untrusted.read(path, MOST_BYTES).decode("utf-8", "replace")
+            text = untrusted.read(path, MAX_BYTES).decode("utf-8", "replace")
         except OSError:
             continue
         if all(device.uuid in text for device in present):

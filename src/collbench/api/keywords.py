@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Named = TypeVar("Named", bound=str)
 # Of trials, launches, layers, GPUs: with more, a call would end after years, or not fit in memory.
-MOST_COUNT = 10**6
+MAX_COUNT = 10**6
 
 
 def path(value: object) -> Path:
@@ -41,7 +41,7 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def whole(name: str, value: object, *, least: int = 0, most: int = MOST_COUNT) -> int:
+def whole(name: str, value: object, *, least: int = 0, most: int = MAX_COUNT) -> int:
     """Return a whole number from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise UsageError(f"{name}={value!r} is not a whole number from {least} to {most}")

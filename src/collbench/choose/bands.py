@@ -21,9 +21,9 @@ from collbench.model.operations import Operation
 _Arcs = NDArray[np.intp]
 
 # The 7! = 5,040 rings of eight are listed quickly; the 8! = 40,320 of nine are not.
-MOST_LISTED = 8
+MAX_LISTED = 8
 # 2^15 cuts of 16 members; beyond, only the cuts around single members are looked at.
-_MOST_CUT = 16
+_MAX_CUT = 16
 # Each takes a tenth of a millisecond. Twenty find all rings of every set of a DGX-1V, of all full meshes of up to eight
 # and of 200 random ones, compared with linear programs.
 _TRIES = 20
@@ -51,7 +51,7 @@ def _sides(k: int) -> NDArray[np.float64]:
 
 def cut_bound(capacities: Rates) -> float:
     """Return the least capacity out of and into any part of the members: no packing of rings exceeds it."""
-    if len(capacities) > _MOST_CUT:
+    if len(capacities) > _MAX_CUT:
         return float(min(capacities.sum(axis=0).min(), capacities.sum(axis=1).min()))
     part = _sides(len(capacities))
     out = ((part @ capacities) * (1 - part)).sum(axis=1)
@@ -67,7 +67,7 @@ def most_rings(links: Rates) -> int:
     bound = int(cut_bound(links) + _ROUNDING)
     if bound == 0 or len(links) < 2:
         return 0
-    return _greedy(_rings(links), links, bound) if len(links) <= MOST_LISTED else bound
+    return _greedy(_rings(links), links, bound) if len(links) <= MAX_LISTED else bound
 
 
 def _greedy(arcs: _Arcs, links: Rates, bound: int) -> int:
@@ -106,7 +106,7 @@ def _taken(ring: _Arcs, left: Rates, *, twice: bool) -> int:
 
 # The table takes 2^n · n values: 8 MB for 16 devices, which is the most that is searched exactly
 # (method/choosing.md 4).
-MOST_MEMBERS = 16
+MAX_MEMBERS = 16
 
 
 def all_sets(n: int, k: int) -> Sets:
@@ -126,7 +126,7 @@ def ring_table(rates: Rates, k: int) -> Rates:
     size. Exact, by the Held-Karp recursion with (max, min): best[set, end] over all paths from the set's lowest member.
     """
     n = len(rates)
-    if n > MOST_MEMBERS:
+    if n > MAX_MEMBERS:
         raise ValueError(f"{n} devices are too many for a table over all sets")
     every = np.arange(1 << n)
     size = sum(every >> v & 1 for v in range(n))
@@ -164,7 +164,7 @@ def best_ring(rates: Rates) -> float:
     n = len(rates)
     if n < 2:
         raise ValueError("a ring needs two members")
-    return float(ring_table(rates, n)[-1]) if n <= MOST_MEMBERS else ring_bound(rates)
+    return float(ring_table(rates, n)[-1]) if n <= MAX_MEMBERS else ring_bound(rates)
 
 
 def ring_bound(rates: Rates) -> float:
@@ -192,12 +192,12 @@ def ring_bound(rates: Rates) -> float:
 # 1.24 on published and kept machines. On more it is 0.92 to 1.56: beyond 1.25 the switch reduces
 # (method/choosing.md 3).
 FEW_RANKS = 4
-_LEAST_OF_PAIRS, LEAST_OF_MANY = 0.95, 0.85
-MOST_OF_PAIRS, MOST_OF_MANY_SWITCHED = 1.25, 1.6
+_MIN_OF_PAIRS, MIN_OF_MANY = 0.95, 0.85
+MAX_OF_PAIRS, MAX_OF_MANY_SWITCHED = 1.25, 1.6
 # What a ring over PCIe is sure to keep of its slowest hop: 0.54 was published, of machines whose pairs hardly slow each
 # other. With more hops through the host than this, that much of what crowded hops keep.
 _FEW_HOPS = 3
-LEAST_OVER_PCIE = 0.5
+MIN_OVER_PCIE = 0.5
 
 
 def predict(wired: Wiring) -> Band:
@@ -211,17 +211,17 @@ def predict(wired: Wiring) -> Band:
         crowded = band.hops > _FEW_HOPS  # what more ranks keep is a share of that of crowded hops
         every = np.arange(ranks)[None, :]
         hop = min(band.hi, float(slowest_hop(wired, every)[0]))
-        least = LEAST_OVER_PCIE if crowded else min(1.0, LEAST_OVER_PCIE * hop / band.lo)
+        least = MIN_OVER_PCIE if crowded else min(1.0, MIN_OVER_PCIE * hop / band.lo)
         tree = float(over_tree(wired, every)[0])
         if tree > hi:
             return replace(band, lo=band.lo * least, hi=tree, how=How.TREE)
     elif band.how in (How.NVSWITCH, How.NVLINK_RINGS):
-        least, most, limit = _LEAST_OF_PAIRS, MOST_OF_PAIRS, ceiling(wired)
+        least, most, limit = _MIN_OF_PAIRS, MAX_OF_PAIRS, ceiling(wired)
         if ranks > FEW_RANKS:
-            least = LEAST_OF_MANY
+            least = MIN_OF_MANY
             if band.how is How.NVSWITCH:
                 # Each device may then send its message once.
-                most, limit = MOST_OF_MANY_SWITCHED, limit * Operation.ALLREDUCE.busbw_factor(ranks)
+                most, limit = MAX_OF_MANY_SWITCHED, limit * Operation.ALLREDUCE.busbw_factor(ranks)
         hi = max(hi, min(hi * most, limit))
     return replace(band, lo=band.lo * least, hi=hi)
 
@@ -292,7 +292,7 @@ def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
     limits, hops = uplink_limits(sets, wired.uplinks, wired.links)
     ring = (
         ring_table(wired.unshared, k)[masks(sets)]
-        if k <= MOST_MEMBERS
+        if k <= MAX_MEMBERS
         else np.full(len(sets), best_ring(wired.unshared))
     )
     hi = np.minimum(ring, limits)
@@ -314,7 +314,7 @@ def over_pcie_bound(wired: Wiring, sets: Sets) -> Values:
     ends = np.minimum.outer(over.max(axis=1), over.max(axis=1))
     hops = np.where(at_most.links > 0, rates, np.maximum(rates, np.minimum(2 * rates, ends)))
     limits, _ = uplink_limits(sets, at_most.uplinks, at_most.links)
-    ring = ring_table(hops, k)[masks(sets)] if k <= MOST_MEMBERS else np.full(len(sets), best_ring(hops))
+    ring = ring_table(hops, k)[masks(sets)] if k <= MAX_MEMBERS else np.full(len(sets), best_ring(hops))
     return np.minimum(ring, limits)
 
 
@@ -331,7 +331,7 @@ def over_tree(wired: Wiring, sets: Sets) -> Values:
     """
     nvlink, k = (wired.filled or wired).nvlink, sets.shape[1]
     slower = np.minimum(nvlink, nvlink.T)
-    if k == 2 or len(slower) >= MOST_MEMBERS or (slower > 0).sum(axis=1).max() < 2:
+    if k == 2 or len(slower) >= MAX_MEMBERS or (slower > 0).sum(axis=1).max() < 2:
         return np.zeros(len(sets))
     return np.asarray(chain_table(slower, k)[masks(sets)] * Operation.ALLREDUCE.busbw_factor(k))
 
@@ -354,5 +354,5 @@ def packing(nvlink: Values, links: Values) -> tuple[int, float]:
     """
     used = links > 0
     rings = most_rings(links)
-    sure = rings if len(links) <= MOST_LISTED else min(rings, 1)
+    sure = rings if len(links) <= MAX_LISTED else min(rings, 1)
     return rings, sure * float((nvlink[used] / links[used]).min()) if rings else 0.0

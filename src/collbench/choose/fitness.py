@@ -15,7 +15,7 @@ from collbench.model.units import amount, format_approximate_size
 # A CUDA context takes 300 MB and more: less in use, and no process, means that the GPU is idle.
 _IDLE_BYTES = 256 * 2**20
 # A training job wants most of the memory; a desktop's own use of it is a few percent.
-_LEAST_FREE = 0.5
+_MIN_FREE = 0.5
 # A single flagged trial may be a spike of power; a tenth of them is a state.
 _FLAGGED_SHARE = 0.1
 # One failed pair may be either device's or the link's; with two partners it is the device that they share.
@@ -77,7 +77,7 @@ def _busy(run: Run, position: int, signs: _Signs) -> list[Why]:
     if (before.utilization or 0) > BUSY_PERCENT and not idle:
         reasons.append(Why(Unfit.BUSY, f"busy: {before.utilization:.0f}% utilization"))
     memory = run.devices[position].memory_bytes
-    if used is not None and memory and memory - used < _LEAST_FREE * memory:
+    if used is not None and memory and memory - used < _MIN_FREE * memory:
         free, total = map(format_approximate_size, (max(memory - used, 0), memory))
         reasons.append(Why(Unfit.BUSY, f"busy: only {free} of {total} free"))
     return reasons

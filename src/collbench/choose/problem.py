@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.choose.bands import MOST_MEMBERS, all_sets, masks
+from collbench.choose.bands import MAX_MEMBERS, all_sets, masks
 from collbench.choose.choice import EXCLUDED, Candidate, Choice, LeftOut, TieBreak, Unfit
 from collbench.choose.search import best, finalists, search, with_default
 from collbench.choose.wiring import Sets, Values, Wiring, guessed_rates, wiring
@@ -223,7 +223,7 @@ def preferred(sets: Sets, failed: Sequence[Members]) -> NDArray[np.bool_]:
 def _tied_sets(problem: SelectionProblem, k: int) -> tuple[Sets, bool]:
     """Return the sets for tie-breaks, and whether these are only some: above 16 devices, k in a row."""
     n = len(problem.order)
-    if n <= MOST_MEMBERS or k == 1:
+    if n <= MAX_MEMBERS or k == 1:
         return all_sets(n, k), False
     return np.sort((np.arange(n)[:, None] + np.arange(k)) % n, axis=1), True
 

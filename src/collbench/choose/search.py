@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from collbench.choose.bands import (
     FEW_RANKS,
-    LEAST_OF_MANY,
-    LEAST_OVER_PCIE,
-    MOST_MEMBERS,
-    MOST_OF_MANY_SWITCHED,
-    MOST_OF_PAIRS,
+    MAX_MEMBERS,
+    MAX_OF_MANY_SWITCHED,
+    MAX_OF_PAIRS,
+    MIN_OF_MANY,
+    MIN_OVER_PCIE,
     all_sets,
     by_pairs,
     cut_bound,
@@ -37,7 +37,7 @@ from collbench.model.run import Members
 
 # Starts are the devices with the best neighbourhoods; more of them found nothing better in simulations.
 _STARTS = 16
-_MOST_SWAPS = 50
+_MAX_SWAPS = 50
 # Only the weakest members are worth replacing.
 _WEAKEST = 8
 
@@ -79,7 +79,7 @@ def _improved(rates: Values, members: list[int]) -> list[int]:
         inside = rates[np.ix_(some, some)]
         return float(inside[~np.eye(len(some), dtype=bool)].min()), float(inside.sum())
 
-    for _ in range(_MOST_SWAPS):
+    for _ in range(_MAX_SWAPS):
         swapped = max((_swap(rates, members, index) for index in _weakest(rates, members)), key=worth)
         if worth(swapped) <= worth(members):
             break
@@ -111,7 +111,7 @@ def _weakest(rates: Values, members: list[int]) -> list[int]:
 # Which sets of k devices are predicted best: all sets up to 16 devices, a heuristic beyond (docs/method/choosing.md 4).
 
 # A band of 16 devices takes a quarter of a second.
-_MOST_JUDGED = 6
+_MAX_JUDGED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Candidates:
 
 def search(wired: Wiring, k: int, delta: float) -> Candidates:
     """Return the sets of k devices with their bands; `delta` is the ratio up to which two are equal."""
-    if len(wired) <= MOST_MEMBERS:
+    if len(wired) <= MAX_MEMBERS:
         sets = all_sets(len(wired), k)
         candidates = _judge_all(wired, sets, delta)
         if wired.labelled is not None:
@@ -169,7 +169,7 @@ def _judge_some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
     """Judge the sets with the highest quick bounds, and the first one, which is the default."""
     first, *others = grown_sets
     quick = sorted(others, key=lambda members: -ring_bound(wired.rates[np.ix_(members, members)]))
-    sets = [first, *quick[:_MOST_JUDGED]]
+    sets = [first, *quick[:_MAX_JUDGED]]
     bands = [by_pairs(wired.of(members)) for members in sets]
     lo, hi, hops = (np.array([getattr(band, end) for band in bands], dtype=float) for end in ("lo", "hi", "hops"))
     return Candidates(np.array(sets, dtype=np.intp), lo, hi, hops, lo, np.zeros(len(sets)), hi, heuristic=True)
@@ -251,7 +251,7 @@ def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
 # Which few sets are worth measuring: the chosen one, others that may be better for what no pair shows, the default.
 
 # Each costs a communicator and six trials; the default is one more.
-MOST_FINALISTS = 4
+MAX_FINALISTS = 4
 # As many more, each of so many times, if what was measured leaves sets that may be better.
 FURTHER_ROUNDS = 4
 # So few members have one ring, in whatever order they are.
@@ -276,8 +276,8 @@ def finalists(wired: Wiring, candidates: Candidates, chosen: int, delta: float) 
     for groups in (kinds, _looks(wired, candidates.sets)):
         _, first = np.unique(groups[order], axis=0, return_index=True)
         picked += [index for index in order[np.sort(first)].tolist() if index not in picked]
-        picked = picked[:MOST_FINALISTS]
-    while len(picked) < min(MOST_FINALISTS, len(order)):
+        picked = picked[:MAX_FINALISTS]
+    while len(picked) < min(MAX_FINALISTS, len(order)):
         picked.append(_farthest(candidates, order, picked))
     return with_default(wired, [tuple(candidates.sets[index].tolist()) for index in picked])
 
@@ -300,9 +300,9 @@ def further(
     bound, lo = _steps(np.array([bounds[able], candidates.lo[able]]), delta)
     order = able[np.lexsort((lo, candidates.hops[able], bound))]
     _, first = np.unique(looks[order], return_index=True)
-    picked = order[np.sort(first)].tolist()[:MOST_FINALISTS]
+    picked = order[np.sort(first)].tolist()[:MAX_FINALISTS]
     again = order[np.isin(looks[order], looks[known])]
-    while len(picked) < min(MOST_FINALISTS, len(again)):
+    while len(picked) < min(MAX_FINALISTS, len(again)):
         picked.append(_farthest(candidates, again, [*known, *picked]))
     sets = [tuple(candidates.sets[index].tolist()) for index in picked]
     return tuple(Candidate(some, predict(wired.of(some)), default=False) for some in sets)
@@ -346,12 +346,12 @@ def _published(wired: Wiring, candidates: Candidates) -> tuple[Values, Values]:
     """Return the least and the most that k GPUs were published to reach of what pairs do, for each set."""
     k = candidates.sets.shape[1]
     if k == 2:
-        return np.full(len(candidates.sets), LEAST_OF_MANY), np.ones(len(candidates.sets))
+        return np.full(len(candidates.sets), MIN_OF_MANY), np.ones(len(candidates.sets))
     planes = wired.plane[candidates.sets]
     switched = (planes[:, 0] >= 0) & (planes == planes[:, :1]).all(axis=1)
     host = candidates.hops > 0
-    most = np.where(host, 1.0, np.where(switched & (k > FEW_RANKS), MOST_OF_MANY_SWITCHED, MOST_OF_PAIRS))
-    return np.where(host, LEAST_OVER_PCIE, LEAST_OF_MANY), most
+    most = np.where(host, 1.0, np.where(switched & (k > FEW_RANKS), MAX_OF_MANY_SWITCHED, MAX_OF_PAIRS))
+    return np.where(host, MIN_OVER_PCIE, MIN_OF_MANY), most
 
 
 def _looks(wired: Wiring, sets: Sets) -> NDArray[np.intp]:

@@ -35,7 +35,7 @@ from collbench.choose.search import FURTHER_ROUNDS, further, search
 from collbench.choose.wiring import Rates, Sets, wiring
 from collbench.judge.outcome import outcome
 from collbench.judge.registration import ordinary
-from collbench.judge.stats import FEWEST_TRIALS, Summary, most_measured, simultaneous_quantile, summarize
+from collbench.judge.stats import MIN_TRIALS, Summary, most_measured, simultaneous_quantile, summarize
 from collbench.judge.tiers import Ranking, estimates, points_of, rank_links, rank_pairs, ties, tolerance, verdict_of
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
@@ -104,8 +104,8 @@ class _Pool:
             choice = Choice(tuple(fit), reason, band, candidates)
         else:
             choice = decided(problem, k, self.without)
-            if self.ranking is not None and self.ranking.trials < FEWEST_TRIALS:
-                few = f"some sets have {self.ranking.trials} of the {FEWEST_TRIALS} trials needed to estimate noise"
+            if self.ranking is not None and self.ranking.trials < MIN_TRIALS:
+                few = f"some sets have {self.ranking.trials} of the {MIN_TRIALS} trials needed to estimate noise"
                 choice = replace(choice, reason=f"{choice.reason}; uncertain: {few}")
         finalists_left = tuple(replace(some, sound=not self.ended.within(some.members)) for some in choice.finalists)
         failed = self.ended.within(choice.members)
@@ -274,7 +274,7 @@ _EVIDENCE = (Operation.ALLREDUCE, *_COPIES, Operation.BROADCAST)
 # Two directions of a link differ from here on [docs/method/verdicts.md 5, ASYMMETRY].
 _ASYMMETRIC = 1.10
 # Sets are distinguished by what several noisy pairs show together, up to this much.
-_MOST_NOISE = 0.05
+_MAX_NOISE = 0.05
 
 
 def evidence(run: Run, among: Collection[int] | None = None) -> Ranking | None:
@@ -322,7 +322,7 @@ def from_run(run: Run, fit: Collection[int], ranking: Ranking, without: str = ""
         order_of=ordered_by(devices),
         wired=wired,
         levels=_levels(run, order, ranking),
-        delta=max(ranking.delta, min(ranking.noise, _MOST_NOISE)),
+        delta=max(ranking.delta, min(ranking.noise, _MAX_NOISE)),
         grounds=verdict_of(ranking, without),
         worst=min(standing.gbs for standing in ranking.standings),
         tied=equal and (alike or on_one_plane(wired)) and not wired.broken.any(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from collbench.api.keywords import MOST_COUNT, named, new_seed
+from collbench.api.keywords import MAX_COUNT, named, new_seed
 from collbench.cli.terminal import NOTICES, json_option, verbose_option
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
@@ -223,7 +223,7 @@ def typed_besides(allowed: Collection[str]) -> list[str]:
     return [word for name, word in typed(click.get_current_context()).items() if name not in allowed]
 
 
-COUNT = click.IntRange(1, MOST_COUNT)
+COUNT = click.IntRange(1, MAX_COUNT)
 Command = Callable[..., Any]
 
 devices = option("--devices LIST", "Measure only these GPUs: nvidia-smi indices or UUIDs.  [default: all]")

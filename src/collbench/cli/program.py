@@ -198,7 +198,7 @@ def launched() -> Launched:
 
 # What writing to a full disk, quota or file-size limit gives.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_MOST_LETTERS = 2_000  # of a line: an error may name a value of a file, which may have any length
+_MAX_LETTERS = 2_000  # of a line: an error may name a value of a file, which may have any length
 _NO_NUMBER = re.compile(r"is not a valid integer(?: range)?")  # click's words for 'two'
 # What other tools call our options: spelled so differently that click's suggestion is another option, or none.
 _OTHER_NAMES = {
@@ -319,7 +319,7 @@ def unwritten(error: OSError) -> int:
 
 def _say(message: str, status: int) -> int:
     with contextlib.suppress(OSError):  # stderr may be on a full disk, too: the status says it
-        click.echo(f"collbench: {one_line(' '.join(message.split())[:_MOST_LETTERS])}", err=True)
+        click.echo(f"collbench: {one_line(' '.join(message.split())[:_MAX_LETTERS])}", err=True)
     return status
 
 

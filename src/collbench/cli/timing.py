@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from collbench.api.keywords import MOST_COUNT, named
+from collbench.api.keywords import MAX_COUNT, named
 from collbench.cli import options
 from collbench.cli.measuring import MeasuringCommand, measuring_command
 from collbench.cli.options import option
@@ -216,7 +216,7 @@ def _small_allreduces(request: Request) -> Request:
 # nccl-tests' default step without -f [2.19.6, src/common.cu, stepBytes].
 _STEP = 2**20
 # Above this an additive range is a forgotten -f: -b 8 -e 1G would be 1024 sizes, most of them alike.
-_MOST_SIZES = 256
+_MAX_SIZES = 256
 
 
 def _sizes(
@@ -235,7 +235,7 @@ def _sizes(
     last = maxbytes or max(default[-1], first)
     factor = stepfactor or (1 if both else 2)
     steps = (last - first) // _STEP
-    if factor == 1 and steps >= _MOST_SIZES:
+    if factor == 1 and steps >= _MAX_SIZES:
         raise UsageError(
             f"from {format_size(first)} to {format_size(last)} in steps of {format_size(_STEP)} are {steps + 1} sizes: "
             "double them with -f 2"
@@ -278,9 +278,7 @@ _NCCL_FLAGS = (
     option(
         "-n, --iters N", "Calls in a batch, and in the launch loop.  [default: 20]", options.COUNT, name="iterations"
     ),
-    option(
-        "-w, --warmup_iters N", "Untimed batches before a data point.", click.IntRange(0, MOST_COUNT), name="warmup"
-    ),
+    option("-w, --warmup_iters N", "Untimed batches before a data point.", click.IntRange(0, MAX_COUNT), name="warmup"),
     option(
         "-d, --dtype, --datatype TYPE",
         f"Element type: {', '.join(DTYPE_BYTES)}, or nccl-tests' names.",

@@ -96,7 +96,7 @@ class NodeSurvey:
 
 # A simulated cluster, by name or file.
 
-_LEAST_SIMULATED = 64 * 2**20  # less takes a time that is not simulated
+_MIN_SIMULATED = 64 * 2**20  # less takes a time that is not simulated
 
 
 def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed: int) -> NodeSurvey:
@@ -113,9 +113,9 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
     if cluster.nodes < 2:
         raise UsageError("a cluster of one node has no pair to measure")
     nodes_request.check(cluster.nodes, "")
-    if nodes_request.size_bytes < _LEAST_SIMULATED:
+    if nodes_request.size_bytes < _MIN_SIMULATED:
         raise UsageError(
-            f"a simulated cluster has bandwidth and no latency: write --size {format_size(_LEAST_SIMULATED)} or more"
+            f"a simulated cluster has bandwidth and no latency: write --size {format_size(_MIN_SIMULATED)} or more"
         )
     done = survey_cluster(
         cluster, nodes_request.budget_seconds, nodes_request.size_bytes, seed, one_way=nodes_request.one_way

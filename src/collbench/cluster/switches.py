@@ -20,7 +20,7 @@ from collbench.model.errors import UsageError
 FROM_SLURM = "slurm"
 _ASK_SLURM = ("scontrol", "show", "topology")
 _ASK_S = 20.0
-_MOST_BYTES = 1 << 24
+_MAX_BYTES = 1 << 24
 _PAIR = re.compile(r"(\w+)=(\S*)", re.ASCII)
 # Topograph's name for nodes of which it knows no switch.
 _UNKNOWN = "no-topology"
@@ -57,7 +57,7 @@ def read_switches(source: str) -> NodeSwitches:
     if source == FROM_SLURM:
         return parse_switches(_slurm(), " ".join(_ASK_SLURM))
     try:
-        return parse_switches(untrusted.read_text(Path(source), _MOST_BYTES), source)
+        return parse_switches(untrusted.read_text(Path(source), _MAX_BYTES), source)
     except OSError as error:
         raise UsageError(f"cannot read --switches {source}: {error.strerror}") from error
     except ValueError as error:  # not UTF-8, or a null byte in the name

@@ -20,7 +20,7 @@ from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_page
 from collbench.jobs import job_file
 from collbench.jobs.job import Job, StepSource
-from collbench.jobs.predict.network import BYTES, MOST_LAYERS, STRATEGIES, Step, parse_parameters
+from collbench.jobs.predict.network import BYTES, MAX_LAYERS, STRATEGIES, Step, parse_parameters
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.printable import one_line
 from collbench.model.units import amount
@@ -266,7 +266,7 @@ _OF_A_JOB = ("files", "devices", "recorded_links", "as_json")
     option("--params COUNT", "Without a job: the network's parameters: 124M, 1.5B."),
     option("--strategy", "How it is trained.", click.Choice(list(STRATEGIES)), default="ddp"),
     option(
-        "--layers N", "zero3, fsdp: its layers, each sent as one message.", click.IntRange(1, MOST_LAYERS), default=24
+        "--layers N", "zero3, fsdp: its layers, each sent as one message.", click.IntRange(1, MAX_LAYERS), default=24
     ),
     option("--dtype", "Type of what is sent: fp32 for DDP with autocast.", click.Choice(list(BYTES)), default="bf16"),
     option(

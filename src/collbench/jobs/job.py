@@ -20,9 +20,9 @@ from collbench.model.ranges import Count, Micros, Ordinal, Range
 from collbench.model.units import amount
 
 MICRO = 1e-6  # seconds in a µs: a job's times are µs
-MOST_RANKS = 2**20  # the largest clusters have a fifth of it
-Ranks = Annotated[int, Range(1, MOST_RANKS, f"1 to {MOST_RANKS:,} ranks")]
-MOST_OF_A_JOB = 0.9  # of its calls and bytes: figures of a step that covers less are not figures of the job
+MAX_RANKS = 2**20  # the largest clusters have a fifth of it
+Ranks = Annotated[int, Range(1, MAX_RANKS, f"1 to {MAX_RANKS:,} ranks")]
+MIN_COVERED = 0.9  # of its calls and bytes: figures of a step that covers less are not figures of the job
 Share = Annotated[float, Range(0, 1, "0 to 1")]
 
 
@@ -84,7 +84,7 @@ class Group:
     """The ranks of one communicator."""
 
     ranks: tuple[int, ...]  # as job ranks, in the communicator's order; () if the source does not report them
-    size: Annotated[int, Range(0, MOST_RANKS, f"0 to {MOST_RANKS:,} ranks")]  # their number, 0 if unknown
+    size: Annotated[int, Range(0, MAX_RANKS, f"0 to {MAX_RANKS:,} ranks")]  # their number, 0 if unknown
     name: str = ""  # what the framework calls it, "" if it does not say
 
 
@@ -236,7 +236,7 @@ class Steps:
         """What to say first where the step is not most of the job: "" where it is."""
         if self.source is None:
             return f"no step is known: {self.why}"
-        if min(self.calls, self.size_bytes) >= MOST_OF_A_JOB:
+        if min(self.calls, self.size_bytes) >= MIN_COVERED:
             return ""
         return f"the step covers only {self.shares}"
 

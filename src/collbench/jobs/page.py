@@ -18,11 +18,11 @@ from collbench.report.text.layout import Block, Lines, Table, both, more, only, 
 from collbench.runfile.codec import picked, plain
 
 _Ranked = TypeVar("_Ranked")
-_FEW_ROWS, _MOST_ROWS = 12, 2000  # on the short page, on the whole one
+_FEW_ROWS, _MAX_ROWS = 12, 2000  # on the short page, on the whole one
 _FEW_RANKS = 6
 _FEW_LATE = 3  # late ranks
 _FEW_STEPS = 5  # fewer show no usual step
-_LEAST_RATE, _MANY = 0.001, 1e4  # GB/s: a lower rate prints as "<0.001"; a higher figure has no decimals
+_MIN_RATE, _MANY = 0.001, 1e4  # GB/s: a lower rate prints as "<0.001"; a higher figure has no decimals
 _LONGEST = 8  # letters of a type
 _MICRO, _MILLI = 1e6, 1e3
 _SHORT = 6  # letters of a group's name
@@ -58,7 +58,7 @@ def page(report: Report) -> Iterator[Block]:
     yield from both("header", prose("\n".join(answers(report)) + "\n"), Lines("\n".join(origin(report))))
     yield from _gpu(report)
     yield from both("tables", prose(f"\n{_caption(report)}"))
-    few, calls = _weightiest(report.rows), _call_table(report, report.rows[:_MOST_ROWS])
+    few, calls = _weightiest(report.rows), _call_table(report, report.rows[:_MAX_ROWS])
     if len(few) < len(report.rows):
         yield from short(
             _call_table(report, few), *more(len(report.rows) - len(few), " kinds of calls: --verbose shows all")
@@ -66,7 +66,7 @@ def page(report: Report) -> Iterator[Block]:
         yield from whole("tables", calls)
     else:
         yield from both("tables", calls)
-    yield from whole("tables", *more(len(report.rows) - _MOST_ROWS, " rows: --json has all"))
+    yield from whole("tables", *more(len(report.rows) - _MAX_ROWS, " rows: --json has all"))
     yield from _ranks(report)
     yield from both("tails", Lines("\n" + "\n".join(remarks(report))))
 
@@ -108,7 +108,7 @@ def _each_rank(
     which: str,
 ) -> Iterator[Block]:
     """Yield a table of ranks; of many the short page has only those with the lowest and the highest known values."""
-    every = table_of(rows[:_MOST_ROWS])
+    every = table_of(rows[:_MAX_ROWS])
     if len(rows) <= _FEW_RANKS:
         yield from both("tables", every)
         return
@@ -376,7 +376,7 @@ def micro(seconds: float | None) -> str:
 
 
 def _rate(gbs: float | None) -> str:
-    return "-" if gbs is None else f"<{_LEAST_RATE}" if gbs < _LEAST_RATE else _narrow(gbs)
+    return "-" if gbs is None else f"<{_MIN_RATE}" if gbs < _MIN_RATE else _narrow(gbs)
 
 
 def _narrow(value: float) -> str:

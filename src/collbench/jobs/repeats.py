@@ -13,7 +13,7 @@ from collbench.jobs.streams import Numbers
 
 # A sequence is folded where it comes at least twice and covers so many calls.
 _WORTH = 4
-_KEPT, _FEWEST_KEPT = 8192, 32  # calls, and repetitions, of a phase that are kept whole: the last ones
+_KEPT, _MIN_KEPT = 8192, 32  # calls, and repetitions, of a phase that are kept whole: the last ones
 _FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the square, and a trace may have a million
 _LONGEST_PERIOD, _NEARLY = 2**12, 0.9  # calls, and the share of them that come again
 
@@ -94,7 +94,7 @@ def _phase(symbols: tuple[int, ...], partial: PartialPhase, times: Times) -> Pha
         Position(symbol // 2, symbol % 2 == 1, pause, took)
         for symbol, pause, took in zip(symbols, pauses, gpu, strict=True)
     )
-    kept = slice(-max(_FEWEST_KEPT, _KEPT // length), None)  # in a row, for steps that span two
+    kept = slice(-max(_MIN_KEPT, _KEPT // length), None)  # in a row, for steps that span two
     samples = [
         sample(number, times.starts[row], times.gpu[row], times.begins[row] + times.ahead[row[-1]])
         for number, row in zip(partial.numbers[kept], rows[kept], strict=True)

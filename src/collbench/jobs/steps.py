@@ -39,7 +39,7 @@ Places = NDArray[np.intp]
 SAMPLES = 32  # repetitions of the step that are kept whole
 _WARM_UP = 3  # first steps that are not kept if there are four times as many: buffers, algorithms and clocks settle
 _SMALL = 256  # bytes: a call of a loss, a norm or a counter; 0 bytes are a rank's share of nothing
-_FEWEST = 3  # repetitions of a step
+_MIN_REPETITIONS = 3  # repetitions of a step
 _CLEAR = 1.3  # a step's pause over the longest pause within it
 _STEADY = 0.9  # of calls, from step to step: their sizes do not change
 _COVERED = 0.6  # of the calls, by what is a step at all
@@ -213,7 +213,7 @@ def _levels(one: _Unrolled, pauses: Values, among: Places) -> list[_Level]:
     """Return the sequences that come again between pauses longer than those within them, the shortest first."""
     kinds, exact = one.kinds[among], one.calls[one.first[among]]
     known = pauses[np.isfinite(pauses)]
-    if len(known) < 2 * _FEWEST:
+    if len(known) < 2 * _MIN_REPETITIONS:
         return []
     found: dict[bytes, list[int]] = {}  # where each sequence begins, if it is cut as often as it ever is
     for least in np.geomspace(max(1.0, known.min()), max(2.0, known.max()), _THRESHOLDS):
@@ -229,7 +229,7 @@ def _levels(one: _Unrolled, pauses: Values, among: Places) -> list[_Level]:
         length, starts = len(key) // kinds.itemsize, np.array(begins)
         within = pauses[starts[:, None] + np.arange(length)]
         middle = medians(within, 0)
-        if length < 2 or len(starts) < _FEWEST or np.isfinite(within[:, 0]).sum() < 2:
+        if length < 2 or len(starts) < _MIN_REPETITIONS or np.isfinite(within[:, 0]).sum() < 2:
             continue
         if middle[0] >= _CLEAR * np.nanmax(middle[1:], initial=1.0):
             alike = kinds if len(np.unique(kinds[starts[0] : starts[0] + length])) > 1 else exact

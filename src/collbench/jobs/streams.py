@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench import untrusted
-from collbench.jobs.job import MOST_RANKS
+from collbench.jobs.job import MAX_RANKS
 from collbench.model.printable import one_line
 
 MAGIC, VERSION = b"CBSTREAM", 5
@@ -188,16 +188,16 @@ class Stream:
 _RECORDED, _TOO_OLD = 1, 2  # of a header's gpu_times
 
 # Beyond these it is damage: more ranks than any job has, more bytes than any memory.
-_MOST_ELEMENTS = 1 << 56
-_MOST_BYTES = 32 << 20
-_MOST_CALLS = 1 << 15  # in the tail, which are searched for what repeats; a phase has half of them
+_MAX_ELEMENTS = 1 << 56
+_MAX_BYTES = 32 << 20
+_MAX_CALLS = 1 << 15  # in the tail, which are searched for what repeats; a phase has half of them
 _LATEST = 1 << 62  # ns: 146 years after a host's start
 
 
 def read(path: Path) -> bytes:
     """Return a stream's bytes. Raises StreamError for a file that another user may have put there, and OSError."""
     try:
-        return untrusted.read(path, _MOST_BYTES, {os.geteuid(), path.parent.stat().st_uid})
+        return untrusted.read(path, _MAX_BYTES, {os.geteuid(), path.parent.stat().st_uid})
     except untrusted.Refused as error:
         raise StreamError(error.strerror) from error
 
@@ -239,7 +239,7 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         abi=header["abi"],
         nccl=header["nccl"],
         env_rank=_or_none(header["env_rank"]),
-        env_world=_or_none(header["env_world"]) if header["env_world"] <= MOST_RANKS else None,
+        env_world=_or_none(header["env_world"]) if header["env_world"] <= MAX_RANKS else None,
         monotonic_ns=header["monotonic_ns"],
         realtime_ns=header["realtime_ns"],
         complete=bool(header["exited"]) or (not header["open"] and bool(communicators)),
@@ -267,9 +267,9 @@ def _check_tables(
     for symbols in (*(phase.symbols for phase in phases), tail):
         if len(symbols) and int(symbols.max()) // 2 >= len(calls):
             raise StreamError("a phase has a call that is not in the table of calls")
-    if any(not 0 <= one.rank < (one.ranks or MOST_RANKS) <= MOST_RANKS for one in communicators):
+    if any(not 0 <= one.rank < (one.ranks or MAX_RANKS) <= MAX_RANKS for one in communicators):
         raise StreamError("a communicator has a rank that it cannot have")
-    if any(call.count > _MOST_ELEMENTS for call in calls):
+    if any(call.count > _MAX_ELEMENTS for call in calls):
         raise StreamError("a call is larger than any can be")
     if any(call.communicator >= len(communicators) for call in calls):
         raise StreamError("a call has a communicator that is not in their table")
@@ -332,7 +332,7 @@ def _settled(file: _File, header: Fields) -> tuple[tuple[int, int], int, tuple[t
         if runs:
             runs[-1] = (runs[-1][0], header["moving_repetitions"])
     first, count = tail >> 32, tail & 0xFFFFFFFF
-    if not count <= header["tail_max"] <= _MOST_CALLS or first >= max(1, header["tail_max"]):
+    if not count <= header["tail_max"] <= _MAX_CALLS or first >= max(1, header["tail_max"]):
         raise StreamError("its tail is longer than it can be")
     return (first, count), before, tuple(runs)
 
@@ -343,7 +343,7 @@ def _ring(values: Numbers, first: int, count: int) -> Numbers:
 
 def _phase(file: _File, phase: Fields) -> Repeated:
     length, used = phase["length"], phase["used"]
-    if not 0 < length <= _MOST_CALLS or used > phase["slots"]:
+    if not 0 < length <= _MAX_CALLS or used > phase["slots"]:
         raise StreamError("a phase is empty, or has more calls or samples than it can have")
     samples = file.at(phase["samples"], "<u8", used * (2 + length)).reshape(used, 2 + length).astype(np.int64)
     gpu: Numbers = np.zeros((used, length), np.int64)
@@ -364,7 +364,7 @@ def _phase(file: _File, phase: Fields) -> Repeated:
 def _waiting(file: _File, header: Fields, first: int, known: int) -> tuple[Numbers, Numbers]:
     """Return the calls from `first` on, which wait for their launch or end, and their symbols after `known` calls."""
     after, most = header["pending_next"], header["pending_max"]
-    if after - first > most or most > _MOST_CALLS:
+    if after - first > most or most > _MAX_CALLS:
         raise StreamError("more calls wait to be launched than can")
     if after <= first:
         return np.zeros(0, _PENDING), np.zeros(0, np.int64)

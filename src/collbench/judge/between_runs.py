@@ -11,7 +11,7 @@ from itertools import combinations
 from statistics import fmean, median, quantiles, variance
 
 from collbench.judge.outcome import unordered
-from collbench.judge.stats import FEWEST_TRIALS, OwnNoise, Variance, log_rates, summarize
+from collbench.judge.stats import MIN_TRIALS, OwnNoise, Variance, log_rates, summarize
 from collbench.judge.tiers import NOISIER, Estimate, estimates_of, pair_labels
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Path, Run
@@ -131,7 +131,7 @@ class PointPair:
     @property
     def decided(self) -> bool:
         """True if both runs have the trials that show noise."""
-        return min(len(self.old.trials), len(self.now.trials)) >= FEWEST_TRIALS
+        return min(len(self.old.trials), len(self.now.trials)) >= MIN_TRIALS
 
     @property
     def difference(self) -> float:
@@ -277,18 +277,18 @@ def from_history(points: Mapping[Key, Measurement], runs: Sequence[Mapping[Key, 
 
 
 # With fewer links that are not all the same, a real change of one of them could pass for variation.
-FEWEST_LINKS = 6
+MIN_LINKS = 6
 # So nothing shows how much these vary, and a change in two runs is a claim only if runs that vary by 2% hardly make it
 # (benchmarks/between_runs.py).
 OF_FEW_LINKS = 0.006
 # With fewer works at a size one direction's copies could be half of them.
-_FEWEST_WORKS = 9
+_MIN_WORKS = 9
 # Runs may be the reason for a shift of all links up to this, a difference of logs: with δ 6%, by which two runs differ
 # once in thirty times if runs vary by 2% as a whole.
-MOST_SHIFT = 0.04
+MAX_SHIFT = 0.04
 # Two runs show no larger standard deviation, twice the 2% up to which an unchanged machine is hardly called changed.
 # Beyond that it has changed: one of four GPUs at half rate slows half of the links, each otherwise.
-MOST_BETWEEN = 0.04
+MAX_BETWEEN = 0.04
 # So many times what trials and default explain is more than chance makes of them.
 _MORE = 1.3
 # A link varies by at most this share of what the other links do. With the quantiles of a comparison it has changed if
@@ -303,7 +303,7 @@ def from_changes(changes: Mapping[Key, PointPair]) -> dict[Key, Variation]:
     """Return how much points vary from run to run, as two runs show it.
 
     Points change as all links of their kind do, as their link does in all works, and by themselves. What is clearly
-    more than trials and default explain counts. Fewer links than `FEWEST_LINKS` show only how data points vary.
+    more than trials and default explain counts. Fewer links than `MIN_LINKS` show only how data points vary.
     """
     found = {key: one.between for key, one in changes.items()}
     sizes: dict[tuple[int, int], list[Key]] = defaultdict(list)
@@ -334,7 +334,7 @@ def _rows(keys: Sequence[Key]) -> _Rows:
     rows: dict[tuple[str, bool], list[Key]] = defaultdict(list)
     for key in keys:
         rows[key.work, key.members != tuple(sorted(key.members))].append(key)
-    return [row for row in rows.values() if len({frozenset(key.members) for key in row}) >= FEWEST_LINKS]
+    return [row for row in rows.values() if len({frozenset(key.members) for key in row}) >= MIN_LINKS]
 
 
 def _of_links(values: Mapping[Key, float]) -> dict[frozenset[int], float]:
@@ -371,7 +371,7 @@ def _of_points(
     trials = fmean(changes[key].of_trials for key in keys)
     if spread <= _MORE**2 * (trials + 2 * fmean(changes[key].between.sigma ** 2 for key in keys)):
         return {}
-    point = min(MOST_BETWEEN, math.sqrt((spread - trials) / 2))
+    point = min(MAX_BETWEEN, math.sqrt((spread - trials) / 2))
     return {
         key: replace(changes[key].between, point=point, point_freedom=freedom, origin=VariationSource.COMPARISON)
         for key in keys
@@ -383,7 +383,7 @@ def _with_works(changes: Mapping[Key, PointPair], keys: Sequence[Key]) -> dict[K
 
     The scale withstands that almost half of a link's works changed, as those in one direction do if that is slower.
     """
-    works = [of_link for of_link in _by_link(keys).values() if len(of_link) >= _FEWEST_WORKS]
+    works = [of_link for of_link in _by_link(keys).values() if len(of_link) >= _MIN_WORKS]
     if not works:
         return {}
     known = [key for of_link in works for key in of_link]
@@ -404,7 +404,7 @@ def _with_links(changes: Mapping[Key, PointPair], rows: _Rows, found: Mapping[Ke
     point = fmean(found[key].point ** 2 for key in keys) / len(rows)
     spread = _scale([*links.values()]) ** 2
     expected = trials + 2 * (fmean(changes[key].between.sigma ** 2 for key in keys) + point)
-    more = min(MOST_BETWEEN, math.sqrt((spread - trials) / 2 - point)) if spread > _MORE**2 * expected else 0.0
+    more = min(MAX_BETWEEN, math.sqrt((spread - trials) / 2 - point)) if spread > _MORE**2 * expected else 0.0
     of_all = Variation(own=more, own_freedom=(len(links) - 1) / 2, origin=VariationSource.COMPARISON)
     most = dict.fromkeys(links, 0.0)
     for link in links if more else ():
@@ -423,7 +423,7 @@ def _with_links(changes: Mapping[Key, PointPair], rows: _Rows, found: Mapping[Ke
 def _shift(links: Mapping[frozenset[int], float]) -> float:
     """Return by how much all links changed alike, as far as two runs may differ so, by each link's difference."""
     low, _, high = quantiles(links.values(), n=4, method="inclusive")
-    return min(MOST_SHIFT, max(0.0, low)) + max(-MOST_SHIFT, min(0.0, high))
+    return min(MAX_SHIFT, max(0.0, low)) + max(-MAX_SHIFT, min(0.0, high))
 
 
 def _scale(values: Sequence[float]) -> float:

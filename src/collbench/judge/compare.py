@@ -255,7 +255,7 @@ def judge_group(together: Together, alpha: float, fail_below: float) -> Group:
 
 # NVIDIA's container images set it; it does not affect NCCL.
 _IDLE = {"NCCL_VERSION"}
-_MOST_LABELS = 4  # if many labels differ, the first ones show which
+_MAX_LABELS = 4  # if many labels differ, the first ones show which
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,9 +375,9 @@ def _of_labels(base: Run, new: Run, positions: Mapping[int, int]) -> Iterator[Di
         if before is not None and before.label != path.label:
             of_pair = f"label of {tags(before.devices, base.devices, '-')}"
             changed.append(Difference(of_pair, before.label, path.label))
-    yield from changed[:_MOST_LABELS]
-    if len(changed) > _MOST_LABELS:
-        yield Difference("more labels", "", f"{len(changed) - _MOST_LABELS} others differ")
+    yield from changed[:_MAX_LABELS]
+    if len(changed) > _MAX_LABELS:
+        yield Difference("more labels", "", f"{len(changed) - _MAX_LABELS} others differ")
 
 
 # Two runs data point by data point: what is the same, better, worse or undecided, what else differs, and what only one

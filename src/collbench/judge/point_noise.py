@@ -11,22 +11,22 @@ from itertools import combinations, pairwise
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-from collbench.judge.stats import FEWEST_TRIALS, chi_square, noisier, squares, trial_seconds
+from collbench.judge.stats import MIN_TRIALS, chi_square, noisier, squares, trial_seconds
 from collbench.judge.tiers import pair_labels
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Noise, Run
 from collbench.model.units import TELLING_BYTES
 
 # Below this a standard deviation is off by more than an eighth: a wider kind is asked, and none if all have less.
-_LEAST_FREEDOM = 30
+_MIN_FREEDOM = 30
 # A data point is no part of its kind's σ if chance spreads trials so much once in a thousand cases.
 _PART_LEVEL = 0.999
-_LEAST_SIGMA = 1e-6  # times have seven digits
+_MIN_SIGMA = 1e-6  # times have seven digits
 # Trials resemble those before, or have another distribution than the normal one, where chance shows as much in one of
 # twenty runs.
 _SEEN = NormalDist().inv_cdf(0.95)
-_MOST_CORRELATED = 0.9
-_MOST_SQUARE = 9.0  # of a difference, in its variances: a wild trial shows nothing about the others
+_MAX_CORRELATED = 0.9
+_MAX_SQUARE = 9.0  # of a difference, in its variances: a wild trial shows nothing about the others
 # Of three normal trials, the angle whose tangent is |a − b|/(√3 (a + b)), for gaps a and b between them in order, is
 # uniform from 0 to 30°, whatever σ. So the smaller gap over a + b has this mean and standard deviation.
 _TAN = -6 / math.pi * math.log(math.cos(math.pi / 6))
@@ -78,9 +78,9 @@ def note_noise(run: Run) -> None:
         for together in _grouped(points, alike):
             sigma, freedom = _sigma([point.spread for point in together])
             for point in together:
-                if point.freedom < _LEAST_FREEDOM:
+                if point.freedom < _MIN_FREEDOM:
                     point.sigma, point.freedom = sigma, freedom
-    known = [point for point in points if point.freedom >= _LEAST_FREEDOM]
+    known = [point for point in points if point.freedom >= _MIN_FREEDOM]
     widening, uneven = _widening(known), _is_uneven(known)
     for point in known:
         point.measurement.noise = Noise(point.sigma, float(point.freedom), widening, uneven)
@@ -108,7 +108,7 @@ def _points(run: Run) -> list[_Point]:
             _spread(tuple(trial_seconds(measurement))),
         )
         for measurement in run.measurements
-        if len(measurement.samples) >= FEWEST_TRIALS
+        if len(measurement.samples) >= MIN_TRIALS
         for at in [measurement.point]
     ]
 
@@ -148,7 +148,7 @@ def _sigma(spreads: Sequence[_Spread]) -> tuple[float, int]:
     typical = median(one.squares / chi_square(one.freedom, 0.5) for one in spreads)
     alike = [one for one in spreads if one.squares <= typical * chi_square(one.freedom, _PART_LEVEL)]
     freedom = sum(one.freedom for one in alike)
-    return max(_LEAST_SIGMA, math.sqrt(math.fsum(one.squares for one in alike) / freedom)), freedom
+    return max(_MIN_SIGMA, math.sqrt(math.fsum(one.squares for one in alike) / freedom)), freedom
 
 
 def _widening(points: Sequence[_Point]) -> float:
@@ -159,7 +159,7 @@ def _widening(points: Sequence[_Point]) -> float:
     near = far = 0.0
     excesses = []
     for point in points:
-        most, weight = _MOST_SQUARE * 2 * point.sigma**2, len(point.spread.second_ones) / point.sigma**2
+        most, weight = _MAX_SQUARE * 2 * point.sigma**2, len(point.spread.second_ones) / point.sigma**2
         one, two = (
             weight * math.fsum(min(square, most) for square in squares) / len(squares)
             for squares in (point.spread.next_ones, point.spread.second_ones)
@@ -168,7 +168,7 @@ def _widening(points: Sequence[_Point]) -> float:
         excesses.append(two - one)
     if not excesses or math.fsum(excesses) <= _SEEN * math.sqrt(math.fsum(value**2 for value in excesses)):
         return 1.0
-    correlation = min(_MOST_CORRELATED, far / near - 1) if near else _MOST_CORRELATED
+    correlation = min(_MAX_CORRELATED, far / near - 1) if near else _MAX_CORRELATED
     return math.sqrt((1 + correlation) / (1 - correlation))
 
 

@@ -18,7 +18,7 @@ from collbench.judge.between_runs import Key, estimates, points_by_key
 from collbench.judge.outcome import TroubleKind, outcome, unordered
 from collbench.judge.physics import MARGIN, Impossible, Nvls, impossible, nvls
 from collbench.judge.registration import kinds_of, ordinary
-from collbench.judge.stats import FEWEST_TRIALS, Variance, reach, summarize
+from collbench.judge.stats import MIN_TRIALS, Variance, reach, summarize
 from collbench.judge.tiers import Estimate, pair_labels, sets_of
 from collbench.machine import theory
 from collbench.machine.labels import nvlink_count
@@ -505,7 +505,7 @@ def _standing(
     `between` is the standard deviation from run to run, because another run would have another rate.
     """
     low, high = band
-    if len(estimate.trials) < FEWEST_TRIALS:
+    if len(estimate.trials) < MIN_TRIALS:
         return ReferenceVerdict.UNDECIDED
     parts = [
         Variance(estimate.cautious_error**2, estimate.freedom, estimate.label),

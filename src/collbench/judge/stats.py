@@ -22,7 +22,7 @@ from collbench.model.units import DELTA, algbw
 # All bandwidths that collbench prints, ranks or compares are computed here, from seconds.
 
 # Two trials do not predict a third.
-FEWEST_TRIALS = 3
+MIN_TRIALS = 3
 # The level of intervals that rest on one data point's own trials.
 _LEVEL = 0.965
 # That quantile of |median| over standard deviation, for three to five values of a normal distribution (drawn again by
@@ -61,7 +61,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     & Sheather, Statistics & Probability Letters 4 (1986); Nyblom, ibid. 14 (1992). Values of which some are not
     positive, such as differences, have no logs.
     """
-    if len(values) < FEWEST_TRIALS:
+    if len(values) < MIN_TRIALS:
         return None
     middle = median(values)
     if min(values) <= 0:
@@ -135,7 +135,7 @@ def trial_noise(points: Iterable[Sequence[float]], *, uneven: bool = False) -> f
     """
     differences = [abs(a - b) for logs in points for a, b in combinations(logs, 2)]
     noise = median(differences) / _DIFFERENCE_OF_TWO if differences else 0.0
-    if not uneven or len(differences) < FEWEST_TRIALS:
+    if not uneven or len(differences) < MIN_TRIALS:
         return noise
     return max(noise, sorted(differences)[3 * len(differences) // 4] / _LARGE_DIFFERENCE_OF_TWO)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.judge.outcome import Outcome, outcome
-from collbench.judge.stats import FEWEST_TRIALS, MAD_TO_SIGMA, huber_weights, row_medians, summarize, trial_seconds
+from collbench.judge.stats import MAD_TO_SIGMA, MIN_TRIALS, huber_weights, row_medians, summarize, trial_seconds
 from collbench.judge.tiers import Missing, Ranking, labels_of, points_of, rank_links, work_order
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Members, Run
@@ -62,7 +62,7 @@ def rank_summary(
 
 def is_judged(works: Iterable[RankedWork]) -> bool:
     """Return whether any ranking has enough trials to estimate noise."""
-    return any(ranking.trials >= FEWEST_TRIALS for ranked in works for ranking in ranked.rankings)
+    return any(ranking.trials >= MIN_TRIALS for ranked in works for ranking in ranked.rankings)
 
 
 def _measured(run: Run) -> dict[Work, Counter[int]]:
@@ -130,8 +130,8 @@ _Array = NDArray[np.float64]
 Bounded = tuple[float, float, float]  # the low end of the 95% interval, the estimate, the high end
 
 # Two parameters and a curve that often has a step between protocols: fewer sizes show no line.
-FEWEST_SIZES, LEAST_SPAN = 4, 16
-_FEWEST_TRIALS = 2  # from one trial nothing can be resampled
+MIN_SIZES, MIN_SPAN = 4, 16
+_MIN_TRIALS = 2  # from one trial nothing can be resampled
 _RESAMPLES = 200
 # Rounds of reweighting, after which results move by less than 0.1%; resampled ones begin where the estimate ended.
 _ROUNDS, _REDRAWN_ROUNDS = 30, 6
@@ -188,11 +188,11 @@ def fit_links(run: Run, work: Work) -> tuple[tuple[Fit, ...], dict[Members, str]
 def _no_line(curve: list[Measurement]) -> str:
     """Return why no line can be fitted to a curve, "" if one can be tried."""
     smallest, largest = curve[0].point.moved_bytes, curve[-1].point.moved_bytes
-    if len(curve) < FEWEST_SIZES:
-        return f"{len(curve)} of the {FEWEST_SIZES} sizes that a fit needs"
-    if largest < LEAST_SPAN * smallest:
-        return f"sizes span a factor of {fixed(largest / smallest, 3)}, a fit needs {LEAST_SPAN}"
-    if min(len(measurement.samples) for measurement in curve) < _FEWEST_TRIALS:
+    if len(curve) < MIN_SIZES:
+        return f"{len(curve)} of the {MIN_SIZES} sizes that a fit needs"
+    if largest < MIN_SPAN * smallest:
+        return f"sizes span a factor of {fixed(largest / smallest, 3)}, a fit needs {MIN_SPAN}"
+    if min(len(measurement.samples) for measurement in curve) < _MIN_TRIALS:
         return "a size has one trial; an interval needs two"
     return ""
 

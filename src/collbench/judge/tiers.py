@@ -13,7 +13,7 @@ from statistics import median
 
 from collbench.judge.outcome import Absence, Absences, Outcome, TroubleKind, outcome, unordered
 from collbench.judge.stats import (
-    FEWEST_TRIALS,
+    MIN_TRIALS,
     OwnNoise,
     Point,
     exceeds,
@@ -153,7 +153,7 @@ def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
     Two further conditions guard against a link that is noisier than its pool, or has a few wild trials: nearly all of
     its trials are slower than the other's median, and nearly all of the other's are faster than its own median.
     """
-    if min(len(top.trials), len(other.trials)) < FEWEST_TRIALS:
+    if min(len(top.trials), len(other.trials)) < MIN_TRIALS:
         return False  # a trial or two show no noise, so everything would look certain
     if not (other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta):
         return False
@@ -171,7 +171,7 @@ def chance_of_no_tie(a: Estimate, b: Estimate, delta: float) -> float:
     Each link counts with its own noise where its trials show that it is noisier than its label, so more noise never
     makes a tie. A trial or two show no noise: then it is 1. [Schuirmann, J. Pharmacokin. Biopharm. 15 (1987)]
     """
-    if min(len(a.trials), len(b.trials)) < FEWEST_TRIALS:
+    if min(len(a.trials), len(b.trials)) < MIN_TRIALS:
         return 1.0
     parts = [_variance(one) for one in (a, b)]
     error = math.sqrt(sum(variance for variance, _ in parts))
@@ -426,7 +426,7 @@ def _ranking(
     steady = (one for one, tier in zip(order, tiers, strict=True) if tier == 1 and estimated[one].own_noise is None)
     top = next(steady, order[0])
     best, others = estimated[top], {members: estimated[members] for members in order if members != top}
-    tied = tied_with(best, others, delta) | ({top} if len(best.trials) >= FEWEST_TRIALS else set())
+    tied = tied_with(best, others, delta) | ({top} if len(best.trials) >= MIN_TRIALS else set())
 
     def standing(members: Members, tier: int) -> RankedLink:
         summary, estimate = summarize(points[members]), estimated[members]

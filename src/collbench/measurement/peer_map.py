@@ -60,7 +60,7 @@ SIZES = (4 * 2**10, 16 * 2**20)
 # Each batch brings other data, and is verified.
 _ITERATIONS, _BATCHES = 4, 3
 # So many links without an answer show that the host is too busy for the others, which would take as long.
-_MOST_UNKNOWN = 2
+_MAX_UNKNOWN = 2
 # Without NVSwitch the driver enables so many peers of a GPU at a time.
 _MAX_PEERS = 8
 
@@ -133,7 +133,7 @@ def _examined(
                 crossed = (*_until_trouble(_crossings(backend, link, of_link, sizes, ways)), *unstaged)
                 unstaged = unstaged or _without_worker(crossed)
                 found[link] = crossed
-                if sum(any(map(_is_unknown, crossings)) for crossings in found.values()) >= _MOST_UNKNOWN:
+                if sum(any(map(_is_unknown, crossings)) for crossings in found.values()) >= _MAX_UNKNOWN:
                     break
     except CollbenchError as error:  # each link opens its own two
         together = failure_of(error)
@@ -142,7 +142,7 @@ def _examined(
         # Other peers may have been too many for the driver to enable these two.
         refused = count > _MAX_PEERS + 1 and any(one.state is PeerState.NONE for one in crossings)
         if refused or not crossings or any(map(_is_trouble, crossings)):
-            found[link] = _alone(opening, link, crossings) if len(unknown) < _MOST_UNKNOWN else (unknown[-1],)
+            found[link] = _alone(opening, link, crossings) if len(unknown) < _MAX_UNKNOWN else (unknown[-1],)
             unknown += filter(_is_unknown, found[link])
     return found, together
 

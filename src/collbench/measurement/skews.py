@@ -10,7 +10,7 @@ from collbench import untrusted
 from collbench.model.errors import UsageError
 from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
 
-_MOST_MATRIX_BYTES = 2**26  # two thousand ranks, each block in 16 digits
+_MAX_MATRIX_BYTES = 2**26  # two thousand ranks, each block in 16 digits
 _SEED = re.compile(r"\d{1,9}", re.ASCII)
 
 
@@ -40,7 +40,7 @@ def parse_skew(text: str) -> Skew | None:
 
 def _read_matrix(name: str) -> Blocks:
     try:
-        lines = untrusted.read_text(Path(name), _MOST_MATRIX_BYTES).splitlines()
+        lines = untrusted.read_text(Path(name), _MAX_MATRIX_BYTES).splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(

@@ -34,7 +34,7 @@ _GPU_COMPUTE, _CORE_COMPUTE = Compute(ComputeKind.GEMM, 8192), Compute(ComputeKi
 # method/collectives.md 8: six have up to 120 calls concurrently with compute, at moments that are spread over all of
 # them.
 _GPU_TRIALS, _CORE_TRIALS = 6, 5
-_MOST_CTAS = 64  # MAXCHANNELS [NCCL 2.28 src/include/device.h]
+_MAX_CTAS = 64  # MAXCHANNELS [NCCL 2.28 src/include/device.h]
 
 
 def parse_computes(text: str) -> tuple[Compute, ...]:
@@ -45,8 +45,8 @@ def parse_computes(text: str) -> tuple[Compute, ...]:
 def parse_ctas(text: str) -> tuple[int, ...]:
     """Return numbers of thread blocks, each once: "1,2,4". Raises UsageError."""
     numbers = [number.strip() for number in text.split(",")]
-    if not all(number.isascii() and number.isdigit() and 1 <= int(number[:4]) <= _MOST_CTAS for number in numbers):
-        raise UsageError(f"--ctas '{text}' is not a list of numbers from 1 to {_MOST_CTAS}: write 1,2,4")
+    if not all(number.isascii() and number.isdigit() and 1 <= int(number[:4]) <= _MAX_CTAS for number in numbers):
+        raise UsageError(f"--ctas '{text}' is not a list of numbers from 1 to {_MAX_CTAS}: write 1,2,4")
     return tuple(dict.fromkeys(map(int, numbers)))
 
 

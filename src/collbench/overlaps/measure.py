@@ -34,10 +34,10 @@ from collbench.overlaps.results import NAME, Compute, Overlap, OverlapTrial, Pri
 _CHUNK_S = 4e-4
 # Calls or units in a row. With an event after each, 320 calls fit a stream's queue, 520 do not
 # (method/collectives.md 8).
-_MOST = 240
+_MAX_IN_A_ROW = 240
 # So many chunks of each stream must be covered: fewer say nothing of how a chunk varies.
-_FEWEST_COVERED = 3
-_FEWEST_UNITS = 6
+_MIN_COVERED = 3
+_MIN_UNITS = 6
 # One call, which can be compared whatever the number of ranks; then some to learn how long each takes.
 _VERIFYING = Load(collective_chunks=1, calls=1, compute_chunks=4, units=1, delay_s=0.01)
 _ESTIMATING = Load(collective_chunks=8, calls=1, compute_chunks=4, units=1, delay_s=0.01)
@@ -45,18 +45,18 @@ _ESTIMATING = Load(collective_chunks=8, calls=1, compute_chunks=4, units=1, dela
 # all-reduce of 64 MiB takes 6% longer than in `collbench allreduce`, 0.1 s after them 0.5%, 0.2 s after them 0.3%.
 _REST_S = 0.2
 # What the host needs to queue: a call of torch.distributed some 30 µs, a unit of compute less.
-_CALL_S, _UNIT_S, _LEAST_DELAY_S, _LONGEST_DELAY_S = 6e-5, 1e-4, 2e-3, 1.0
+_CALL_S, _UNIT_S, _MIN_DELAY_S, _LONGEST_DELAY_S = 6e-5, 1e-4, 2e-3, 1.0
 # Calls during compute in a trial, if a call is much shorter than a unit; of longer ones, which vary less, fewer do.
-_CALLS_IN_ROUNDS, _FEWEST_CALLS_IN_ROUNDS = 30, 12
+_CALLS_IN_ROUNDS, _MIN_CALLS_IN_ROUNDS = 30, 12
 # That is for a unit like a product of 8192³ on an H200. Of shorter ones more rounds fit the same time.
-_LONG_UNIT_S, _MOST_TIMES_AS_MANY = 1.4e-3, 4.0
+_LONG_UNIT_S, _MAX_TIMES_AS_MANY = 1.4e-3, 4.0
 # Isolated calls in a trial, as in a batch of the ordinary command: after 40 calls of 64 MiB, 10 ms, an H200 takes
 # 0.5% longer for each than at first.
 _ISOLATED_CALLS = 20
 # How long compute runs before the first of these calls, over the isolated time of its first chunk: it may be slower.
 _RUN_UP = 1.3
 # The share of calls that must be covered; where fewer are, compute lasts for calls longer by this factor.
-_LEAST_SHARE, _CALL_STEP = 0.8, 1.6
+_MIN_SHARE, _CALL_STEP = 0.8, 1.6
 # How often a load is repeated after a longer delay, and how often in a row one that was not covered is lengthened: on
 # busy cores now and then a call waits for a time slice, however long compute runs.
 _DELAYS, _LENGTHENINGS = 6, 8
@@ -162,7 +162,7 @@ class Runs:
 def trial_of(load: Load, runs: Runs) -> OverlapTrial | None:
     """Return the trial that four loads make, where `load` is the fixed amount; None if too little was covered."""
     numbers, chunks = covered_calls(runs.rounds), covered_units(runs.both)
-    if len(numbers) < max(1, len(runs.rounds[0].begins) * _LEAST_SHARE) or len(chunks) < _FEWEST_COVERED:
+    if len(numbers) < max(1, len(runs.rounds[0].begins) * _MIN_SHARE) or len(chunks) < _MIN_COVERED:
         return None
     covered = [[times.collective[number] - times.begins[number] for number in numbers] for times in runs.rounds]
     isolated = [_seconds_of_one(times.collective, runs.isolated_calls) for times in runs.collective]
@@ -190,15 +190,15 @@ def trial_of(load: Load, runs: Runs) -> OverlapTrial | None:
 
 def planned(call_seconds: float, unit_seconds: float, span_seconds: float) -> Load:
     """Return a load whose two streams take about as long as each other isolated: `span_seconds`, if queues allow it."""
-    calls = max(_FEWEST_COVERED + 1, min(_MOST, round(span_seconds / call_seconds)))
-    units = max(_FEWEST_UNITS, round(min(span_seconds, calls * call_seconds) / unit_seconds))
+    calls = max(_MIN_COVERED + 1, min(_MAX_IN_A_ROW, round(span_seconds / call_seconds)))
+    units = max(_MIN_UNITS, round(min(span_seconds, calls * call_seconds) / unit_seconds))
     # A few products are longer than that many calls of a small message: then those are more.
-    calls = max(calls, min(_MOST, round(units * unit_seconds / call_seconds)))
-    units = min(units, _MOST)
+    calls = max(calls, min(_MAX_IN_A_ROW, round(units * unit_seconds / call_seconds)))
+    units = min(units, _MAX_IN_A_ROW)
     # A short call may wait for a unit to end. The first chunk, which does not count, then lasts a quarter of compute.
     waiting = int(units / 4 * unit_seconds / (unit_seconds + call_seconds))
     calls_each, units_each = (
-        max(1, min(int(_CHUNK_S / seconds), count // (_FEWEST_COVERED + 1)))
+        max(1, min(int(_CHUNK_S / seconds), count // (_MIN_COVERED + 1)))
         for count, seconds in ((calls, call_seconds), (units, unit_seconds))
     )
     calls_each = max(1, min(calls_each, waiting))
@@ -207,7 +207,7 @@ def planned(call_seconds: float, unit_seconds: float, span_seconds: float) -> Lo
 
 def isolated_collective(load: Load) -> Load:
     """Return the load without compute: a batch of the ordinary command, in as few chunks as can be judged."""
-    chunks = _FEWEST_COVERED + 1
+    chunks = _MIN_COVERED + 1
     calls = min(_ISOLATED_CALLS, load.collective_chunks * load.calls) // chunks
     return _delayed(replace(load, collective_chunks=chunks, calls=calls, compute_chunks=0))
 
@@ -219,8 +219,8 @@ def moments(call_seconds: float, unit_seconds: float, trials: int, order: random
     just misses the end of a product is longer by a whole one, so a trial's mean would hang on a single draw there.
     """
     share = unit_seconds / (unit_seconds + call_seconds)
-    more = min(_MOST_TIMES_AS_MANY, max(1.0, _LONG_UNIT_S / unit_seconds))
-    calls = max(_FEWEST_CALLS_IN_ROUNDS, math.ceil(_CALLS_IN_ROUNDS * share * more))
+    more = min(_MAX_TIMES_AS_MANY, max(1.0, _LONG_UNIT_S / unit_seconds))
+    calls = max(_MIN_CALLS_IN_ROUNDS, math.ceil(_CALLS_IN_ROUNDS * share * more))
     parts = [order.sample(range(trials), trials) for _ in range(calls)]
     made = [
         [(number + (part[trial] + order.random()) / trials) / calls for number, part in enumerate(parts)]
@@ -240,7 +240,7 @@ def in_rounds(load: Load, call_seconds: float, unit_seconds: float, begins: Sequ
     run_up = _RUN_UP * unit_seconds * load.units
     rests = tuple(run_up + begin * unit_seconds for begin in begins)
     needs = run_up + 2 * unit_seconds + call_seconds
-    chunks = max(_FEWEST_COVERED, math.ceil(needs / (unit_seconds * load.units)))
+    chunks = max(_MIN_COVERED, math.ceil(needs / (unit_seconds * load.units)))
     return _delayed(Load(len(rests), 1, chunks, load.units, 0.0, rests))
 
 
@@ -248,7 +248,7 @@ def _delayed(load: Load) -> Load:
     calls = load.collective_chunks * load.calls
     if load.idle_s:  # each call has another before it, which brings the ranks together
         calls *= 2
-    needs = _LEAST_DELAY_S + calls * _CALL_S + load.compute_launches * _UNIT_S
+    needs = _MIN_DELAY_S + calls * _CALL_S + load.compute_launches * _UNIT_S
     return replace(load, delay_s=min(_LONGEST_DELAY_S, needs))
 
 
@@ -361,7 +361,7 @@ def measure_point(
             raise _Unmeasured(_UNCOVERED)
         lengthened += 1
         call = max(_CALL_STEP * call, _usual_longest(runs.rounds))
-        if len(covered_units(runs.both)) < _FEWEST_COVERED:
+        if len(covered_units(runs.both)) < _MIN_COVERED:
             load = _lengthened(load, runs.both)
             isolated = _isolated(backend, load, trials)
 

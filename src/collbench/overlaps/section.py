@@ -10,7 +10,7 @@ from statistics import fmean, median
 import numpy as np
 from rich.text import Text
 
-from collbench.judge.stats import FEWEST_TRIALS, median_interval, student
+from collbench.judge.stats import MIN_TRIALS, median_interval, student
 from collbench.model.errors import FailureKind
 from collbench.model.run import Device, Run, device_sets
 from collbench.model.units import amount, capped, fixed, format_size, sentence
@@ -60,7 +60,7 @@ def median_figure(values: Sequence[float]) -> Figure:
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the mean's 95% interval by Student's distribution, from independent positive values, None below three."""
     n = len(values)
-    if n < FEWEST_TRIALS:
+    if n < MIN_TRIALS:
         return None
     middle = math.fsum(values) / n
     half = student(n - 1, 0.975) * math.dist(values, [middle] * n) / math.sqrt(n * (n - 1))

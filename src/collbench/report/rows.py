@@ -282,7 +282,7 @@ def _to_ps(seconds: float | None) -> float | None:
 
 # CSV and JSON keep all digits of numbers. Markdown is for readers: it has as many as the interval warrants.
 
-_MOST_DIGITS, _FEWEST_DIGITS = 4, 3
+_MAX_DIGITS, _MIN_DIGITS = 4, 3
 _NARROW = 0.005  # half an interval as a share of the rate, up to which the fourth digit means something
 _SMALL = 1e-4  # smaller numbers are shorter in scientific notation: 2.1934e-06
 # What CommonMark allows a backslash to escape; before letters it would be shown. Inside a word, _ is no markup.
@@ -336,15 +336,15 @@ def _digits(row: Row) -> int:
     """Return how many significant digits a row's numbers have: the last one is noisy."""
     low, middle, high = (row.get(name) for name in ("busbw_low_gbs", "busbw_gbs", "busbw_high_gbs"))
     if not (isinstance(low, float) and isinstance(middle, float) and isinstance(high, float)) or not middle:
-        return _FEWEST_DIGITS
-    return _MOST_DIGITS if (high - low) / 2 <= _NARROW * middle else _FEWEST_DIGITS
+        return _MIN_DIGITS
+    return _MAX_DIGITS if (high - low) / 2 <= _NARROW * middle else _MIN_DIGITS
 
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def number(value: float, digits: int = _MOST_DIGITS) -> str:
+def number(value: float, digits: int = _MAX_DIGITS) -> str:
     """Return a number for readers: a small one with an exponent."""
     return fixed(value, digits) if abs(value) >= _SMALL or value == 0 else f"{value:.{digits - 1}e}"
 
@@ -371,7 +371,7 @@ _SHOWN = (
     *("busbw_gbs", "busbw_low_gbs", "busbw_high_gbs", "call_seconds", "recorded_call_seconds", "collective_factor"),
     *("collective_factor_low", "collective_factor_high", "compute_factor", "failure"),
 )
-_MOST = 20  # rows
+_MAX_ROWS = 20  # rows
 _DTYPES = {Type.WHOLE: "Int64", Type.REAL: "float64", Type.YES_NO: "boolean"}  # the first and the last know "missing"
 
 
@@ -410,8 +410,8 @@ class Table(Sequence[Row]):
         if not self.rows:
             return "no rows"
         names = [name for name in _SHOWN if any(row.get(name) not in (None, _HOW.get(name)) for row in self.rows)]
-        lines = aligned([names, *([_text(row[name]) for name in names] for row in self.rows[:_MOST])])
-        left = len(self.rows) - _MOST
+        lines = aligned([names, *([_text(row[name]) for name in names] for row in self.rows[:_MAX_ROWS])])
+        left = len(self.rows) - _MAX_ROWS
         return "\n".join([*lines, *([f"… and {left} more rows"] if left > 0 else [])])
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -426,5 +426,5 @@ class Table(Sequence[Row]):
         return frame.astype(types)
 
 
-def _text(value: Value, digits: int = _MOST_DIGITS) -> str:
+def _text(value: Value, digits: int = _MAX_DIGITS) -> str:
     return "" if value is None else number(value, digits) if isinstance(value, float) else str(value)

@@ -24,7 +24,7 @@ from collbench.model.ranges import FINITE, Range
 _T = TypeVar("_T")
 
 # Of a file: the largest of some hundred runs has 1 MB, and Python's own objects take up to twenty times as much.
-MOST_BYTES = 2**28
+MAX_BYTES = 2**28
 
 # Most values of a run file have these types, and stay as they are.
 _PLAIN = {float, int, str, bool, types.NoneType}
@@ -249,7 +249,7 @@ class FileFormat:
     version: int
     noun: str
     again: str
-    most_bytes: int = MOST_BYTES
+    most_bytes: int = MAX_BYTES
     elsewhere: str = ""
 
     @property

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 # What a parameter or a gradient is sent as, with its bytes.
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-MOST_LAYERS = 1000
+MAX_LAYERS = 1000
 _PARAMETERS = re.compile(r"(\d{1,9}(?:\.\d{0,9})?)([KMBT]?)", re.IGNORECASE | re.ASCII)
 _TIMES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_MOST_PARAMETERS = 10**14
-_FEWEST_WITHOUT_UNIT = 10_000  # nobody trains fewer on several GPUs, but many leave out the M of 124M
+_MAX_PARAMETERS = 10**14
+_MIN_WITHOUT_UNIT = 10_000  # nobody trains fewer on several GPUs, but many leave out the M of 124M
 # The share of a difference between links by which steps differed, and its mean error in ms, of so many GPU-bound
 # steps (each left out of the fit) and of all [benchmarks/results/2026-11-26-prediction].
 SHARE = 0.3
@@ -42,9 +42,9 @@ def parse_parameters(text: str) -> int:
     """Return how many parameters "124M", "1.5B" or "25557032" are, in powers of 1000. Raises UsageError."""
     match = _PARAMETERS.fullmatch(text.strip())
     count = 0 if match is None else round(float(match[1]) * _TIMES[match[2].upper()])
-    if match is None or ("." in match[1] and not match[2]) or not 1 <= count <= _MOST_PARAMETERS:
+    if match is None or ("." in match[1] and not match[2]) or not 1 <= count <= _MAX_PARAMETERS:
         raise UsageError(f"--params '{text}' is not a number of parameters up to 100T: write 124M, 1.5B or 25557032")
-    if not match[2] and count < _FEWEST_WITHOUT_UNIT:
+    if not match[2] and count < _MIN_WITHOUT_UNIT:
         raise UsageError(
             f"--params {count} has no unit: write {count}M for millions, {count}B for billions, or {count}K"
         )
@@ -209,7 +209,7 @@ def predict(
         raise UsageError("no run to predict from: collbench.load returns one")
     step = Step(
         parse_parameters(str(params)),
-        keywords.whole("layers", layers, least=1, most=MOST_LAYERS),
+        keywords.whole("layers", layers, least=1, most=MAX_LAYERS),
         keywords.named("strategy", strategy, STRATEGIES),
         keywords.named("dtype", dtype, BYTES),
     )

@@ -13,7 +13,7 @@ from math import floor
 from statistics import median
 
 from collbench.jobs.calls import common, pauses_of, shown_phase, step_seconds
-from collbench.jobs.job import MICRO, MOST_OF_A_JOB, Call, Job, Phase
+from collbench.jobs.job import MICRO, MIN_COVERED, Call, Job, Phase
 from collbench.jobs.predict.links import Links, NoEvidence, Price
 from collbench.jobs.predict.network import SHARE, Span
 from collbench.model.errors import UsageError
@@ -201,7 +201,7 @@ def predict_job(job: Job, new: PlacedJob, recorded: PlacedJob) -> PredictedJob:
             "the job has no step with known pauses to predict: record one that repeats, with 'collbench record'"
         )
     least = min(found, key=lambda one: one.covered)
-    if least.covered < MOST_OF_A_JOB:
+    if least.covered < MIN_COVERED:
         raise UsageError(
             f"the runs cover {least.percent}% of the bytes of the job's step (rank {least.rank}) on both links, which "
             "says too little to predict it: measure the collectives that it sends, on its devices and at its sizes"

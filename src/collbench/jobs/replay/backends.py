@@ -29,7 +29,7 @@ _PREPARE_S = 120.0
 _VERIFY_S = 120.0
 # A load that takes so many times what it should, and this much more, hangs.
 _MULTIPLE, _LOAD_S = 20.0, 60.0
-_LEAST_BYTES = 16  # of a simulated call, a rank
+_MIN_BYTES = 16  # of a simulated call, a rank
 
 
 class ReplayWorld(TorchWorld):
@@ -143,7 +143,7 @@ class SimReplay:
         ranks, operation = len(members), operation_of(kind.operation)
         if ranks < 2:
             return 0.0
-        size = max(_LEAST_BYTES * ranks, whole_blocks(kind.size_bytes, ranks) if operation.shares else kind.size_bytes)
+        size = max(_MIN_BYTES * ranks, whole_blocks(kind.size_bytes, ranks) if operation.shares else kind.size_bytes)
         timing = self._backend.time(Step(Work(operation), (tuple(members),), size, 1, 1, dtype="uint8"))
         return timing.seconds[0][0]
 

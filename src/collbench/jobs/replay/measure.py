@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from collbench.api.runs import MeasuredRun
 
 # Steps of a load: one that is long says enough, and a thousand short ones no more than twenty.
-_MOST_STEPS = 20
+_MAX_STEPS = 20
 # A trace stores every launch, and kernel times vary little.
 _TRACED_STEPS = 5
 # What the host needs to queue a call with its events, and for how many of them a GPU waits before the start: a stream
 # has 1,024 entries, and an event or a sleep takes one.
-_CALL_S, _LEAST_DELAY_S, _MOST_AHEAD = 1e-4, 2e-3, 200
+_CALL_S, _MIN_DELAY_S, _MAX_AHEAD = 1e-4, 2e-3, 200
 # The slowest first step to expect, in B/s and s: gloo on one shared core.
 _SLOWEST_RATE = 20e6
 
@@ -150,7 +150,7 @@ def _ready(request: ReplayRequest, arm: Replay, backend: ReplayBackend, span_s: 
     _verified(arm, backend.verify())
     schedule = request.schedule
     sent = sum(unit.size_bytes * len(schedule.groups[unit.group]) for unit in schedule.ranks[0])
-    once = backend.run(ReplayLoad(1, delay_s=_LEAST_DELAY_S), schedule.pause_seconds + sent / _SLOWEST_RATE)
+    once = backend.run(ReplayLoad(1, delay_s=_MIN_DELAY_S), schedule.pause_seconds + sent / _SLOWEST_RATE)
     return _load(schedule, max(times.step for times in once), span_s)
 
 
@@ -178,9 +178,9 @@ def _verified(replay: Replay, wrong: int | None) -> None:
 
 def _load(schedule: Schedule, step_s: float, span_s: float) -> tuple[ReplayLoad, float]:
     """Return the number of steps in a trial, and their expected time in seconds."""
-    steps = max(1, min(_MOST_STEPS, math.ceil(span_s / max(step_s, 1e-6))))
+    steps = max(1, min(_MAX_STEPS, math.ceil(span_s / max(step_s, 1e-6))))
     units = max(len(own) for own in schedule.ranks) * steps
-    delay = _LEAST_DELAY_S + min(units, _MOST_AHEAD) * _CALL_S
+    delay = _MIN_DELAY_S + min(units, _MAX_AHEAD) * _CALL_S
     return ReplayLoad(steps, delay_s=delay), steps * step_s + delay
 
 

@@ -83,7 +83,7 @@ _LEGEND = """\
 step: pauses and calls, slowest rank, median of the trials with its 95% interval
 exposed: step minus pauses alone; communication: sum of the calls in a step,
 each timed on the rank that waited least"""
-_MOST_KINDS = 12
+_MAX_KINDS = 12
 HELD = "a replay"
 
 
@@ -99,7 +99,7 @@ def page(run: Run) -> Page:
         yield from both("tables", Text(title), _arms(measured))
         yield from both("tables", Text(f"\n{sim(run)}one call within the step{_arm(measured[0])}, ms"))
         yield from whole("tables", _kinds(measured))
-        yield from short(*listed(_kinds(measured), _MOST_KINDS))
+        yield from short(*listed(_kinds(measured), _MAX_KINDS))
         yield from both("tables", Text(_LEGEND))
     else:
         yield Lines("No step was replayed.")

@@ -16,14 +16,14 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeGuard
 
-from collbench.jobs.job import MOST_RANKS
+from collbench.jobs.job import MAX_RANKS
 
-MOST_BYTES = 2**30  # of a rank's trace, decompressed
+MAX_BYTES = 2**30  # of a rank's trace, decompressed
 # gzip makes a trace 10 to 30 times smaller, and zeros 1,000 times.
-_MOST_COMPRESSED, _FEWEST_BYTES = 100, 2**26
+_MAX_COMPRESSED, _MIN_BYTES = 100, 2**26
 _HEAD = 2**20  # bytes from which a format is recognized
 _LARGEST = 2**24  # characters of one value: Python needs 25 times their memory for a list of empty lists
-_MOST_ELEMENTS = 2**23  # of a list: a real one has a hundred characters, and the file a GiB
+_MAX_ELEMENTS = 2**23  # of a list: a real one has a hundred characters, and the file a GiB
 _PIECE = 2**18
 _NO_SPACE = re.compile(r"\S")
 _NEAR = 32  # a number or literal that may go on in the next piece is no longer
@@ -31,10 +31,10 @@ _NEAR = 32  # a number or literal that may go on in the next piece is no longer
 
 def opened(stream: IO[bytes], size: int) -> io.BufferedReader[Any]:
     """Return a stream decompressed if it is gzipped; `size` are its own bytes."""
-    plain: io.BufferedReader[Any] = io.BufferedReader(_Bounded(stream, MOST_BYTES), _HEAD)
+    plain: io.BufferedReader[Any] = io.BufferedReader(_Bounded(stream, MAX_BYTES), _HEAD)
     if plain.peek(2)[:2] != b"\x1f\x8b":
         return plain
-    most = min(MOST_BYTES, max(_FEWEST_BYTES, _MOST_COMPRESSED * size))
+    most = min(MAX_BYTES, max(_MIN_BYTES, _MAX_COMPRESSED * size))
     return io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=plain), most), _HEAD)
 
 
@@ -93,8 +93,8 @@ def _read_list(json_text: _Json, take: Callable[[Any], None]) -> None:
     while not json_text.next_is("]"):
         take(json_text.value())
         count += 1
-        if count > _MOST_ELEMENTS:
-            raise Unreadable(f"it lists more than {_MOST_ELEMENTS:,} elements, which no real trace has")
+        if count > _MAX_ELEMENTS:
+            raise Unreadable(f"it lists more than {_MAX_ELEMENTS:,} elements, which no real trace has")
         if not json_text.next_is(","):
             json_text.expect("]")
             return
@@ -218,7 +218,7 @@ class _Plain(pickle._Unpickler):
 
 # Values, each of the expected type or dropped.
 
-_MOST_IN_TENSOR = 2**50  # elements
+_MAX_IN_TENSOR = 2**50  # elements
 
 
 class Unreadable(Exception):
@@ -261,7 +261,7 @@ def hashable(value: Any) -> int | str | None:
 
 def rank(value: Any) -> int | None:
     """Return a rank; None of what cannot be one."""
-    return value if natural(value) and value < MOST_RANKS else None
+    return value if natural(value) and value < MAX_RANKS else None
 
 
 def size(value: Any) -> int:
@@ -283,7 +283,7 @@ def ranks(value: Any) -> tuple[int, ...]:
 
 def elements(value: Any) -> int:
     """Return a tensor's elements; −1 of what cannot be their number."""
-    return value if natural(value) and value < _MOST_IN_TENSOR else -1
+    return value if natural(value) and value < _MAX_IN_TENSOR else -1
 
 
 def shaped(shapes: Any) -> list[int]:

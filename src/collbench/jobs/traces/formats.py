@@ -47,8 +47,8 @@ def read(paths: Sequence[Path]) -> list[Trace]:
     traces = []
     for path in paths:
         try:
-            with untrusted.opened(path, content.MOST_BYTES) as stream:
-                trace = parse(stream, path.name, os.fstat(stream.fileno()).st_size or content.MOST_BYTES)
+            with untrusted.opened(path, content.MAX_BYTES) as stream:
+                trace = parse(stream, path.name, os.fstat(stream.fileno()).st_size or content.MAX_BYTES)
         except OSError as error:
             raise RunFileError(f"cannot read trace {one_line(str(path))}: {untrusted.unread(path, error)}") from error
         except Unreadable as error:
@@ -61,7 +61,7 @@ def read(paths: Sequence[Path]) -> list[Trace]:
 def title_of(path: Path) -> str:
     """Return the title of a trace's format, recognized in the first MiB; "" for a file that is no trace."""
     try:
-        with untrusted.opened(path, content.MOST_BYTES) as stream:
+        with untrusted.opened(path, content.MAX_BYTES) as stream:
             head = content.opened(stream, os.fstat(stream.fileno()).st_size).peek()
     except (OSError, Unreadable):
         return ""

@@ -48,7 +48,7 @@ _NO_CALL = re.compile(r"wait|init|barrier|coalesced|allgathercoalesced|reducesca
 CALL_ROW = "record_param_comms"  # the name of a call's row in the traces of torch.profiler and the observer
 _ENDS = re.compile(r"(\d{1,8})(->|<-)(\d{1,8})$")  # of a message: "send 0->1"
 _GROUPS_NODE = "process_group:init"  # the name of the node that lists the groups
-_MOST_LISTED = 2**16  # ranks of a group that a file may name by their number alone
+_MAX_LISTED = 2**16  # ranks of a group that a file may name by their number alone
 
 
 def tensor_type(name: str) -> str:
@@ -232,7 +232,7 @@ class ExecutionTraceReader:
             return
         for group in map(content.fields, content.items(groups)):
             size = content.size(group.get("group_size"))
-            everyone = group.get("ranks") == [] and size <= _MOST_LISTED
+            everyone = group.get("ranks") == [] and size <= _MAX_LISTED
             ranks = range(size) if everyone else group.get("ranks")
             name, description = content.text(group.get("pg_name")), content.text(group.get("pg_desc"))
             self._trace.add_group(name, description, list(ranks or ()), size)
@@ -262,6 +262,6 @@ def _elements(tensors: Any, nested: int = 3) -> Iterator[int]:
 
 def _strided(start: Any, stride: Any, size: int) -> list[int]:
     """Return the ranks of a group that torch describes by its first one and their distance; [] of any other."""
-    if content.rank(start) is None or content.rank(stride) is None or size > _MOST_LISTED or (size > 1 and not stride):
+    if content.rank(start) is None or content.rank(stride) is None or size > _MAX_LISTED or (size > 1 and not stride):
         return []
     return [start + stride * index for index in range(size)]

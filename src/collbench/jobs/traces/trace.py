@@ -12,8 +12,8 @@ from collbench.jobs.job import Group, Library, Source
 from collbench.jobs.traces import content
 from collbench.jobs.traces.content import Unreadable
 
-_MOST_MEMBERS = 2**22  # of all groups together: ten groups of each rank, of four hundred thousand ranks
-_MOST_BYTES = 2**53  # numbers of a job file are exact in every reader of JSON
+_MAX_MEMBERS = 2**22  # of all groups together: ten groups of each rank, of four hundred thousand ranks
+_MAX_BYTES = 2**53  # numbers of a job file are exact in every reader of JSON
 
 
 @dataclass(slots=True)
@@ -61,8 +61,8 @@ class Trace:
         """Note a group's ranks, or () and its size where these are unknown. Raises Unreadable for too many of them."""
         members = content.ranks(ranks)
         self.known_members += len(members)
-        if self.known_members > _MOST_MEMBERS:
-            raise Unreadable(f"its groups have more than {_MOST_MEMBERS:,} members together, which no job has")
+        if self.known_members > _MAX_MEMBERS:
+            raise Unreadable(f"its groups have more than {_MAX_MEMBERS:,} members together, which no job has")
         name = description if description not in {"", "undefined"} else key
         self.groups[key] = Group(members, len(members) or size, name)
 
@@ -75,7 +75,7 @@ class Trace:
 
     def add(self, call: TracedCall | None) -> None:
         """Add a call, if it is one; only count an impossible one."""
-        if call is not None and call.size_bytes is not None and not 0 <= call.size_bytes < _MOST_BYTES:
+        if call is not None and call.size_bytes is not None and not 0 <= call.size_bytes < _MAX_BYTES:
             self.left_out[f"{call.operation} of an impossible size"] += 1
         elif call is not None:
             self.calls.append(call)

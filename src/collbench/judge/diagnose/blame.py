@@ -104,7 +104,7 @@ def _other_ends(facts: Facts, working: Collection[int], holding: Collection[int]
 # What to blame for slow links: if all links of a GPU are slow, the GPU; if one is, that link (method/verdicts.md 6).
 
 # More links than this, with no GPU in common, share a cause that no single one shows.
-_MOST_SINGLE = 4
+_MAX_SINGLE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def _grouped(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> It
             yield replace(on_element(facts, port, ours), reach=frozenset())
             rest -= ours
     pairs = sorted({(min(link), max(link)) for link in rest})
-    if len(pairs) > _MOST_SINGLE:
+    if len(pairs) > _MAX_SINGLE:
         yield together(facts, frozenset(rest), everything=False)
         return
     for low, high in pairs:

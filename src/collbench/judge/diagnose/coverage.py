@@ -10,7 +10,7 @@ from itertools import combinations, permutations
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts
 from collbench.judge.diagnose.verdict import Link
 from collbench.judge.outcome import Absence, AbsenceKind, Absences, TroubleKind, outcome
-from collbench.judge.stats import FEWEST_TRIALS
+from collbench.judge.stats import MIN_TRIALS
 from collbench.machine.labels import is_nvlink
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Pair, Run, tags
@@ -92,8 +92,8 @@ def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
     ]
     if large:
         trials = max(len(measurement.samples) for measurement in large)
-        if trials < FEWEST_TRIALS:
-            return Absence(AbsenceKind.FEW_TRIALS, trials=trials, needed=FEWEST_TRIALS)
+        if trials < MIN_TRIALS:
+            return Absence(AbsenceKind.FEW_TRIALS, trials=trials, needed=MIN_TRIALS)
         return Absence(AbsenceKind.ONE_WAY)
     if there:
         return Absence(AbsenceKind.SMALL)
@@ -114,7 +114,7 @@ def _could_judge(work: Work) -> bool:
 # The checks that could not be made with the data of a run.
 
 
-_MOST_NAMES = 4  # of links
+_MAX_NAMES = 4  # of links
 # A check that a run has no data for, in words, and why, if the words do not say it.
 NotDone = tuple[str, Absence | None]
 
@@ -139,7 +139,7 @@ def _points(facts: Facts) -> Iterator[NotDone]:
             if link not in readings:
                 reasons[_reason(absences.of(work, link, size_bytes))].append(link)
         for absence, links in reasons.items():
-            names = abridged([tags(link, facts.run.devices, " → ") for link in links], _MOST_NAMES)
+            names = abridged([tags(link, facts.run.devices, " → ") for link in links], _MAX_NAMES)
             yield f"{work} at {format_size(size_bytes)} on {names}", absence
 
 

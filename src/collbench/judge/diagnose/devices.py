@@ -16,7 +16,7 @@ from collbench.judge.diagnose.collectives import by_setting
 from collbench.judge.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, names, on, slots
 from collbench.judge.physics import most_over_pcie
-from collbench.judge.stats import FEWEST_TRIALS, Variance, reach, row_medians, trial_seconds
+from collbench.judge.stats import MIN_TRIALS, Variance, reach, row_medians, trial_seconds
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import Theory, slot
@@ -185,8 +185,8 @@ def _carried(facts: Facts, device: int) -> float:
 _CHANCE_OF_ANY = 0.001
 # docs/method/verdicts.md 5: 5%, as a difference of log times, against data points of other devices; without these 10%,
 # because a machine that warms up slows down everywhere.
-_LEAST, _LEAST_ALONE = -math.log(0.95), -math.log(0.9)
-_FEWEST_POINTS = 3  # that show what is typical, and how much it varies
+_MIN_SLOWER, _MIN_SLOWER_ALONE = -math.log(0.95), -math.log(0.9)
+_MIN_POINTS = 3  # that show what is typical, and how much it varies
 _ENOUGH_POINTS = 8
 _CHANGED = "clocks, heat or a power limit changed during the run, or another job was there for a part of it"
 
@@ -236,7 +236,7 @@ def _trials(facts: Facts) -> tuple[_Array, _Flags]:
     points = []
     for one in facts.run.measurements:
         passes = [sample for sample in one.samples if not sample.confirms]
-        if one.point.size_bytes >= TELLING_BYTES and len(passes) >= FEWEST_TRIALS:
+        if one.point.size_bytes >= TELLING_BYTES and len(passes) >= MIN_TRIALS:
             points.append((one, np.log(trial_seconds(replace(one, samples=passes)))))
     logs = np.full((len(points), max((len(times) for _, times in points), default=0)), np.nan)
     for row, (_, times) in zip(logs, points, strict=True):
@@ -319,14 +319,14 @@ class _Shifts(NamedTuple):
     def by_spread(self, part: _Flags, pool: str) -> Variance:
         """Return the variance of the mean of some data points, as they show it."""
         count = int(part.sum())
-        if count < _FEWEST_POINTS:
+        if count < _MIN_POINTS:
             return Variance(math.inf, 1.0, pool)
         return Variance(float(self.slower[part].var(ddof=1)) / count, count - 1.0, pool)
 
     def by_trials(self, part: _Flags, pool: str) -> Variance:
         """Return it from the noise of trials in the other passes: a device that was slow in half a pass widens none."""
         freedom = float(self.freedom[part].sum())
-        if freedom < _FEWEST_POINTS:
+        if freedom < _MIN_POINTS:
             return Variance(math.inf, 1.0, pool)
         of_trial = float(self.squares[part].sum()) / freedom
         return Variance(of_trial * float(self.share[part].sum()) / int(part.sum()) ** 2, freedom, pool)
@@ -338,10 +338,10 @@ def _there(trials: _Array) -> _Array:
 
 def _is_slower(shifts: _Shifts, touched: _Flags, chance: float) -> bool:
     """Return whether the data points of a device were slower, and more so than those of others if there are enough."""
-    others, parts, least = ~touched, [touched], _LEAST_ALONE
+    others, parts, least = ~touched, [touched], _MIN_SLOWER_ALONE
     by = float(shifts.slower[touched].mean())
-    if others.sum() >= _FEWEST_POINTS:
-        parts, least = [touched, others], _LEAST
+    if others.sum() >= _MIN_POINTS:
+        parts, least = [touched, others], _MIN_SLOWER
         by -= float(shifts.slower[others].mean())
     if by <= least or shifts.chance(touched, least) > chance:
         return False

@@ -32,7 +32,7 @@ OUT_OF_GPU = (Operation.D2H_CE, Operation.D2H_SM)
 # Links of one kind differ by so much without a fault, and copies to host memory by the socket on which it lies.
 _UNLIKE, _HOSTS_UNLIKE = 0.015, 0.05
 # A residual counts at most so many σ: what no element explains decides for none.
-_MOST_SIGMA = 7.0
+_MAX_SIGMA = 7.0
 _SAME_SIGMA = 3.0  # rates that differ by more σ are not the same
 _PROMISING = 60  # elements that explain most alone are tried in pairs
 # A difference of BIC below this tells two explanations apart no better than 20 to 1 [Kass and Raftery 1995].
@@ -162,7 +162,7 @@ def _blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Eleme
     cost = 2 * math.log(len(seen)) + 2 * math.log(len(candidates))
 
     def misfits(of: Values) -> Values:
-        squares: Values = np.minimum(((below - of) / error) ** 2, _MOST_SIGMA**2).sum(axis=-1)
+        squares: Values = np.minimum(((below - of) / error) ** 2, _MAX_SIGMA**2).sum(axis=-1)
         return squares
 
     promising = np.argsort(misfits(predicted), kind="stable")[:_PROMISING]

@@ -59,7 +59,7 @@ _ONE_WAY = -math.log(0.9)
 # Copies to the memory of another socket reach two thirds of the rate of those to the own one [nvlink-pairs-2x2].
 _REMOTE = -math.log(0.6)
 # The most that copies through host memory reach of their slots' theoretical rate [nccl#814: 22 of 31.5 GB/s].
-_MOST_STAGED = 0.70
+_MAX_STAGED = 0.70
 # With fewer trials of healthy peers, those of other labels and works tell what noise is like.
 _ENOUGH_TRIALS = 12
 # Beyond this many times the lowest of twelve trials, three trials lie in 3 of 1e6 cases even if noise is exponential.
@@ -214,7 +214,7 @@ def unstaged(facts: Facts, found: Sequence[Verdict]) -> list[Reading]:
         limit = facts.limit(link)
         if limit is None:
             return link in slow
-        return facts.readings.interval(reading)[2] < _MOST_STAGED * math.exp(-STAGED_GAP) * limit
+        return facts.readings.interval(reading)[2] < _MAX_STAGED * math.exp(-STAGED_GAP) * limit
 
     return [
         reading

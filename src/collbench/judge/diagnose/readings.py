@@ -14,7 +14,7 @@ from typing import Any
 from collbench.judge.diagnose.verdict import Interval, Link
 from collbench.judge.physics import Hardware
 from collbench.judge.stats import (
-    FEWEST_TRIALS,
+    MIN_TRIALS,
     OwnNoise,
     log_rates,
     median_deviation,
@@ -249,8 +249,8 @@ def _deciding(run: Run) -> dict[DataPoint, Measurement]:
             # Only those that no judgment selected, else only isolated ones, if there are enough: the better evidence.
             confirming = [sample for sample in measurement.samples if sample.confirms]
             alone = confirming or [sample for sample in measurement.samples if not sample.concurrent]
-            used = replace(measurement, samples=alone) if len(alone) >= FEWEST_TRIALS else measurement
-            if len(used.samples) >= FEWEST_TRIALS:
+            used = replace(measurement, samples=alone) if len(alone) >= MIN_TRIALS else measurement
+            if len(used.samples) >= MIN_TRIALS:
                 points[used.point] = used
     return points
 

@@ -37,7 +37,7 @@ from collbench.report.text.topology import render_topology
 # The parts of a run's page below its map: what the commands print of it, and its tables.
 
 _NO_DATA = "–"
-_MOST_COMMUNICATORS = 8  # with single launches: all pairs of eight GPUs are 28
+_MAX_COMMUNICATORS = 8  # with single launches: all pairs of eight GPUs are 28
 
 
 def _sections(diagnosis: Diagnosis, works: Sequence[RankedWork]) -> list[Section]:
@@ -45,7 +45,7 @@ def _sections(diagnosis: Diagnosis, works: Sequence[RankedWork]) -> list[Section
     undone = [*only(verdict_blocks, "notes")]
     groups = [Group([*only(verdict_blocks, "verdicts")])]
     groups += [Group(undone, f"Not judged: this run lacks the data ({len(undone)})", paper=True)] if undone else []
-    communicators = collectives.launches_by_communicator(run)[:_MOST_COMMUNICATORS]
+    communicators = collectives.launches_by_communicator(run)[:_MAX_COMMUNICATORS]
     launches = [Group(collectives.single_launches(run, by_size)) for by_size in communicators]
     return [
         *([Section("tails", "Tails and stragglers", launches)] if launches else []),

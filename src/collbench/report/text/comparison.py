@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from collbench.judge.between_runs import FEWEST_LINKS, OF_FEW_LINKS, VariationSource
+from collbench.judge.between_runs import MIN_LINKS, OF_FEW_LINKS, VariationSource
 from collbench.judge.compare import Change, ChangeVerdict, Comparison, Group, GroupKind
 from collbench.judge.outcome import outcome
 from collbench.model.run import Run, tags
@@ -56,10 +56,10 @@ def run_origin(run: Run) -> Json:
     return picked(run, "started", "backend") | machine | {"devices": [device.tag for device in run.devices]}
 
 
-_MOST_ROWS = 20  # rows of a verdict; the JSON has all
+_MAX_ROWS = 20  # rows of a verdict; the JSON has all
 _FEW_ROWS = 7  # on the short page
 _FEW_LINES = 8  # about the runs on the short page
-_MOST_NAMES = 6
+_MAX_NAMES = 6
 _ALL = ": --json has them all"
 _STYLES = {ChangeVerdict.WORSE: "bold red", ChangeVerdict.BETTER: "bold green"}
 _LEGEND = """\
@@ -81,7 +81,7 @@ def body(comparison: Comparison, names: tuple[str, str]) -> Page:
     yield from whole("header", Lines("\n".join(lines)))
     yield from short(Lines("\n".join(lines[:_FEW_LINES])))
     for verdict in (ChangeVerdict.WORSE, ChangeVerdict.BETTER):
-        yield from whole("tables", *_changed(comparison, verdict, _MOST_ROWS))
+        yield from whole("tables", *_changed(comparison, verdict, _MAX_ROWS))
         yield from short(*_changed(comparison, verdict, _FEW_ROWS))
     yield from whole("notes", Text(f"\n{_LEGEND}\n"))
     yield from short(Text())
@@ -210,7 +210,7 @@ def runs_vary(comparison: Comparison) -> str:
     elif any(one.origin is VariationSource.COMPARISON for one in found):
         how = ", as these two runs show (--history FILE shows more)"
     elif any(one.origin is VariationSource.FEW_LINKS for one in found):
-        how = f": fewer than {FEWEST_LINKS} links count as at least {OF_FEW_LINKS:.1%} (--history FILE estimates it)"
+        how = f": fewer than {MIN_LINKS} links count as at least {OF_FEW_LINKS:.1%} (--history FILE estimates it)"
     else:
         how = " by default (--history FILE estimates it)"
     return f"vary by {spread} at {format_size(largest)}{how}"
@@ -431,7 +431,7 @@ def _rows(comparison: Comparison, verdict: ChangeVerdict) -> list[tuple[str, int
 
 def _device_names(comparison: Comparison, positions: Sequence[int], work: str = "") -> str:
     tags = [comparison.base.devices[position].tag for position in positions]
-    if len(tags) > _MOST_NAMES:
+    if len(tags) > _MAX_NAMES:
         return f"{tags[0]} … {tags[-1]} ({len(tags)} devices)"
     return ("→" if "-write" in work or "-read" in work else "-").join(tags)
 

@@ -240,9 +240,9 @@ _STOPS = {
     StopReason.INTERRUPTED: "interrupted",
     StopReason.FAILED: "failed",
 }
-_MOST_FAILURES = 8  # lines; the file has all failures
+_MAX_FAILURES = 8  # lines; the file has all failures
 _FEW_LINES = 3  # of failures, of health: on the short page
-_MOST_NAMES = 4  # of what was skipped for one reason, of works
+_MAX_NAMES = 4  # of what was skipped for one reason, of works
 
 
 def notes(run: Run) -> list[str]:
@@ -315,7 +315,7 @@ def _share(part: int, whole: int) -> str:
     return "all" if part == whole else "none" if part == 0 else f"{tenths / 10:.1f}%" if tenths else "less than 0.1%"
 
 
-def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
+def failures(run: Run, most: int = _MAX_FAILURES) -> Iterator[str]:
     """Yield a line for each set of devices and kind of failure: its data points, and the first reason."""
     failed: dict[tuple[tuple[int, ...], object], list[Measurement]] = defaultdict(list)
     for measurement in run.measurements:
@@ -345,7 +345,7 @@ def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[s
             reasons.setdefault(sentences.reason_alone(skip), []).append(skip)
     for group in reasons.values():
         what = list(dict.fromkeys(filter(None, (sentences.skipped_what(skip, run) for skip in group))))
-        names = f"{abridged(what, _MOST_NAMES)}: " if what else ""
+        names = f"{abridged(what, _MAX_NAMES)}: " if what else ""
         yield f"skipped   {names}{sentences.skipped_reason(group[0], run)}"
 
 
@@ -362,11 +362,11 @@ def _interference(run: Run) -> Iterator[str]:
         count += amount(len(run.interference_checks), "comparison")
         yield f"checked   interference: a pair keeps its isolated rate within {within} while others are busy ({count})"
     for label, checks in disagreeing.items():
-        works = abridged([*dict.fromkeys(str(Work(one.operation, one.variant)) for one in checks)], _MOST_NAMES)
+        works = abridged([*dict.fromkeys(str(Work(one.operation, one.variant)) for one in checks)], _MAX_NAMES)
         sizes = [check.size_bytes for check in checks if check.size_bytes is not None]
         at = f" at {size_span(sizes)}" if sizes else ""
         members = dict.fromkeys(tuple(sorted(check.members)) for check in checks)
-        pairs = abridged([tags(one, run.devices, "-") for one in members], _MOST_NAMES)
+        pairs = abridged([tags(one, run.devices, "-") for one in members], _MAX_NAMES)
         share = span([check.ratio for check in checks], "{:.0%}".format)
         noise = f"{max(check.delta for check in checks):.1%}"
         yield (
@@ -379,7 +379,7 @@ def _interference(run: Run) -> Iterator[str]:
 
 # The first line of a page if something failed or nothing was judged.
 
-_MOST_SETS = 3  # of devices; the notes and the run file have the others
+_MAX_SETS = 3  # of devices; the notes and the run file have the others
 ALARM = "bold red"
 
 
@@ -403,7 +403,7 @@ def worst_troubles(run: Run) -> str:
         where = tags(trouble.link, run.devices, "→") or device_sets([trouble.devices], run.devices)
         how = f"{trouble.figure:.0f} GB/s" if trouble.figure is not None else trouble.kind.value
         clauses.append(f"{where}: {amount(trouble.count, 'data point')}, {how}")
-    return f"{'; '.join(capped(clauses, _MOST_SETS, 'and {} more'))}{sim(run, ' (sim)')}"
+    return f"{'; '.join(capped(clauses, _MAX_SETS, 'and {} more'))}{sim(run, ' (sim)')}"
 
 
 def alarm(run: Run) -> Iterator[Text]:

@@ -38,7 +38,7 @@ _WORDS = {
     COPY_ENGINE: "copy engine",
     THROUGH_HOST: "via host",
 }
-_MOST_LINKS = 4
+_MAX_LINKS = 4
 
 
 def status(peer_map: PeerMap, every: Sequence[PeerCause] = ()) -> ExitStatus:
@@ -281,7 +281,7 @@ def _link(link: Link, devices: Sequence[Device]) -> str:
 def _names(links: Sequence[Link], peer_map: PeerMap) -> str:
     if len(links) == len(peer_map.links) > 2:
         return f"all {len(links)} links"
-    return abridged([_link(link, peer_map.devices) for link in links], _MOST_LINKS)
+    return abridged([_link(link, peer_map.devices) for link in links], _MAX_LINKS)
 
 
 def _trouble(what: Failure | WrongData | None, devices: Sequence[Device]) -> str:

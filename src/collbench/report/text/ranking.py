@@ -14,7 +14,7 @@ from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.registration import kinds_of, ordinary
-from collbench.judge.stats import FEWEST_TRIALS
+from collbench.judge.stats import MIN_TRIALS
 from collbench.judge.summary import Bounded, RankedWork, is_judged
 from collbench.judge.tiers import (
     Missing,
@@ -167,10 +167,10 @@ def _kept_rows(ranking: Ranking, rows: tuple[int, int, int]) -> list[int]:
 
 _NAMES_WIDE = 36  # columns for names, so that a tier's row fits 80
 _FEW_NAMES = 6  # on the short page
-_MOST_NAMES = 16  # of a tier; more hide what matters, and the JSON has them all
-_MOST_FITS = 28
+_MAX_NAMES = 16  # of a tier; more hide what matters, and the JSON has them all
+_MAX_FITS = 28
 # On the short page.
-_MOST_RANKINGS, _MOST_TIERS = 14, 4
+_MAX_RANKINGS, _MAX_TIERS = 14, 4
 _FIGURES = ("size_bytes", "delta", "noise", "spread", "trials", "tiers", "one_tier", "all_tied")  # in JSON
 _JOINTS = {"link": "→", "pair": "-", "device": ""}
 RELATIONS_LEGEND = """\
@@ -195,7 +195,7 @@ def page(diagnosis: Diagnosis, works: Sequence[RankedWork], name: str = "RUN.JSO
     yield from alarm(run)
     yield from contradicted(diagnosis, name)
     if not is_judged(works):
-        few = f"no operation has the {FEWEST_TRIALS} trials needed to estimate noise on all of its devices"
+        few = f"no operation has the {MIN_TRIALS} trials needed to estimate noise on all of its devices"
         yield not_judged(f"{few}: measure it again")
     rankings = [ranking for ranked in works for ranking in ranked.rankings]
     shown = next((one for one in rankings if one.operation.is_collective), rankings[0] if rankings else None)
@@ -230,9 +230,9 @@ def _overview(run: Run, rankings: Sequence[Ranking], shown: Ranking) -> Iterator
         size = format_size(ranking.size_bytes)
         rows.append((str(ranking.work), size, best, worst, str(ranking.tiers), _matters(ranking)))
     heads = (what, "size", "best", "worst", "tiers", answer)
-    yield from listed(table(*heads, rows=rows, left=(what, answer), keys=2), _MOST_RANKINGS)
-    yield from undecided(matters for *_, matters in rows[:_MOST_RANKINGS])
-    yield from _section(run, shown, _MOST_TIERS)
+    yield from listed(table(*heads, rows=rows, left=(what, answer), keys=2), _MAX_RANKINGS)
+    yield from undecided(matters for *_, matters in rows[:_MAX_RANKINGS])
+    yield from _section(run, shown, _MAX_TIERS)
     if _is_mapped(run, shown):
         yield legend()
 
@@ -240,7 +240,7 @@ def _overview(run: Run, rankings: Sequence[Ranking], shown: Ranking) -> Iterator
 def _matters(ranking: Ranking) -> str:
     """Return in a few words whether the choice of devices matters."""
     failed = "".join(f"; {count}" for count in wrong_sets(ranking))
-    if ranking.trials < FEWEST_TRIALS:
+    if ranking.trials < MIN_TRIALS:
         return f"too few trials{failed}"
     return f"{'no: all tie' if ranking.all_tied else 'undecided' if ranking.one_tier else 'yes'}{failed}"
 
@@ -301,8 +301,8 @@ def _is_mapped(run: Run, ranking: Ranking) -> bool:
 def resolution(ranking: Ranking) -> Iterator[Text]:
     """Yield which differences are significant; nothing where there is one standing."""
     trials = ranking.trials  # of the data point that has the fewest
-    if trials < FEWEST_TRIALS:
-        shown = f"Nothing is significant: some have {trials} of the {FEWEST_TRIALS} trials needed to estimate noise."
+    if trials < MIN_TRIALS:
+        shown = f"Nothing is significant: some have {trials} of the {MIN_TRIALS} trials needed to estimate noise."
     else:
         least = f"{ranking.delta + ranking.noise:.1%}"
         shown = f"Differences above {least} are significant at typical noise ({trials} trials or more)."
@@ -329,7 +329,7 @@ def tiers_table(run: Run, ranking: Ranking, most: int | None = None) -> Table:
                 rows.append(("…", "", "", f"{len(tiers) - most} more tiers"))
             continue
         figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
-        names = "\n".join(_names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES))
+        names = "\n".join(_names(run, ranking, standings, _MAX_NAMES if most is None else _FEW_NAMES))
         labels = ", ".join(dict.fromkeys(standing.label for standing in standings))
         counts = Counter(standing.relation for standing in standings)
         relations = [f"{counts[one]} {one}" if len(counts) > 1 else one.value for one in Relation if counts[one]]
@@ -367,7 +367,7 @@ def _fits(run: Run, ranked: RankedWork) -> Iterator[Part]:
         half = format_approximate_size(round(fit.half_bytes[1]))
         figures = (_bounded(fit.latency_us), _bounded(fit.gbs), half, f"{fit.misfit:.0%}")
         rows.append((name(run, ranked.work, fit.members), fit.label, *figures))
-    yield from listed(table(*heads, rows=rows, left=heads[:2]), _MOST_FITS, ": --json has them all")
+    yield from listed(table(*heads, rows=rows, left=heads[:2]), _MAX_FITS, ": --json has them all")
 
 
 def _bounded(values: Bounded) -> str:
@@ -389,7 +389,7 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
             continue  # the page lists failures separately
         groups[lack.size_bytes, sentences.absence(lack.absence, run)].append(lack)
     for (size, reason), lacks in groups.items():
-        names = abridged([name(run, ranked.work, lack.members) for lack in lacks], _MOST_NAMES)
+        names = abridged([name(run, ranked.work, lack.members) for lack in lacks], _MAX_NAMES)
         yield f"missing   {ranked.work} at {format_size(size)} on {names}: {reason}"
 
 

@@ -34,9 +34,9 @@ _NOTHING = (
 )
 # What a verdict's limit is where it is not the theory of a path (docs/check.md).
 _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "links", Kind.CONTENTION: "isolated"}
-_MOST_NAMES = 4  # of pairs
+_MAX_NAMES = 4  # of pairs
 # On the short page: faults with cause and command, and further faults by name.
-_MOST_EXPLAINED, _MOST_NAMED = 3, 8
+_MAX_EXPLAINED, _MAX_NAMED = 3, 8
 
 
 def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part] = ()) -> Page:
@@ -65,13 +65,13 @@ def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part] = ()
     yield from [] if faults or below else [concluded]
     yield from short(*judged)
     yield from whole("header", Lines(header(run)))
-    for verdict in faults[:_MOST_EXPLAINED]:
+    for verdict in faults[:_MAX_EXPLAINED]:
         yield from both("verdicts", Text(), _found(run, verdict))
-    others = faults[_MOST_EXPLAINED:]
+    others = faults[_MAX_EXPLAINED:]
     if others:
-        heads = (f"\n{one.kind}  {_where(run, one)}" for one in others[:_MOST_NAMED])
+        heads = (f"\n{one.kind}  {_where(run, one)}" for one in others[:_MAX_NAMED])
         yield from short(prose("".join(heads), hang=2))
-    yield from short(*more(len(others) - _MOST_NAMED))
+    yield from short(*more(len(others) - _MAX_NAMED))
     for verdict in (*others, *(one for one in verdicts if one.severity is Severity.INFO)):
         yield from whole("verdicts", Text(), _found(run, verdict))
     yield from whole("verdicts", Text(), concluded, *judged)
@@ -91,7 +91,7 @@ def against_staging(diagnosis: Diagnosis) -> str:
     names = [tags(link if link in links else link[::-1], run.devices, joint) for link, joint in sorted(pairs.items())]
     reached = f"{span([reading.gbs for reading in slow], figure, '-')} GB/s{sim(run, ' sim')}"
     ask = "a full 'collbench check' tells whether host memory is faster"
-    return f"P2P reaches {reached} on {abridged(names, _MOST_NAMES)}; {ask}"
+    return f"P2P reaches {reached} on {abridged(names, _MAX_NAMES)}; {ask}"
 
 
 def _judged(diagnosis: Diagnosis) -> Iterator[Lines]:
@@ -112,7 +112,7 @@ def unjudged(diagnosis: Diagnosis) -> Iterator[str]:
         reasons[sentences.absence(absence, run)].append(pair)
     for reason, pairs in reasons.items():
         names = [device_sets([pair], run.devices) for pair in pairs]
-        yield f"{abridged(names, _MOST_NAMES, '; ')}: {reason}"
+        yield f"{abridged(names, _MAX_NAMES, '; ')}: {reason}"
 
 
 def dumps(
