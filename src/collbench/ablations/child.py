@@ -105,7 +105,7 @@ def _time(text: str, scale: float) -> PrintedTime | None:
 
 def usual_rounding(times: Sequence[PrintedTime]) -> float:
     """Return the median rounding of printed times in seconds, 0 of none: a script may leave out zeros at the end."""
-    return median(one.rounding for one in times) if times else 0.0
+    return median(printed.rounding for printed in times) if times else 0.0
 
 
 class Reader:

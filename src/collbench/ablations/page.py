@@ -177,7 +177,7 @@ def _value(ablation: Ablation) -> str:
 
 
 def _table(ablation: Ablation) -> Table:
-    sizes = sorted({one.size_bytes for arm in ablation.arms for one in arm.allreduce})
+    sizes = sorted({call.size_bytes for arm in ablation.arms for call in arm.allreduce})
     own, heads = "GPU's own", (f"all-reduce {format_size(size)}" for size in sizes)
     gpu = None if ablation.result is None else ablation.result.gpu
     results: tuple[ArmResult | None, ...] = (None, None) if ablation.result is None else ablation.result.arms
@@ -187,8 +187,8 @@ def _table(ablation: Ablation) -> Table:
         took = ("-", "-") if result is None else (format_seconds(result.seconds), format_range(*result.interval))
         worked = "-" if gpu is None else format_seconds(gpu.arms[number].seconds)
         timed = {
-            one.size_bytes: format_seconds(one.seconds) if one.size_bytes < TELLING_BYTES else figure(one.busbw_gbs)
-            for one in arm.allreduce
+            call.size_bytes: format_seconds(call.seconds) if call.size_bytes < TELLING_BYTES else figure(call.busbw_gbs)
+            for call in arm.allreduce
         }
         rows.append((arm.name, str(good), *took, worked, *(timed.get(size, "-") for size in sizes)))
     return table("arm", "runs", _WHAT[ablation.measure], "95%", own, *heads, rows=rows, optional=(own,))

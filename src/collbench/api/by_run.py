@@ -162,7 +162,7 @@ def _with_failures(run: Run, error: FinalistsFailed) -> Run:
     known = outcome(run)
     if all(known.failed(some) for some in outcome(error.run).device_sets):
         raise error
-    failed = [one for one in error.run.measurements if one.failure is not None]
+    failed = [measurement for measurement in error.run.measurements if measurement.failure is not None]
     return replace(run, measurements=[*run.measurements, *failed], skipped=[*run.skipped, *error.run.skipped])
 
 
@@ -376,7 +376,8 @@ class SuitableRun:
         then = self.run.health_before or now
         before = (replace(new, nvlink_errors=old.nvlink_errors) for old, new in zip(then, now, strict=False))
         measurements = [
-            replace(one, samples=[_alone(sample) for sample in one.samples]) for one in self.run.measurements
+            replace(measurement, samples=[_alone(sample) for sample in measurement.samples])
+            for measurement in self.run.measurements
         ]
         return replace(self.run, measurements=measurements, health_before=tuple(before), health_after=now)
 

@@ -38,7 +38,7 @@ class MeasuredRun(Run):
     @classmethod
     def of(cls, run: Run) -> MeasuredRun:
         """Return the run as one of these."""
-        return cls(**{one.name: getattr(run, one.name) for one in fields(run)})
+        return cls(**{field.name: getattr(run, field.name) for field in fields(run)})
 
     def table(self) -> Table:
         """Return the figures: a row for each data point, with the columns of `collbench export` (docs/columns.md)."""

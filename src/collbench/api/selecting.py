@@ -117,8 +117,8 @@ def named(choice: Choice, devices: Sequence[Device], origin: Origin) -> Selectio
         predicted=predicted,
         predicted_how=choice.band.basis if predicted and choice.band else "",
         finalists=tuple(
-            Finalist(tags(one.members), rates(one.band), one.measured, one.default, one.band.unmeasured)
-            for one in choice.finalists
+            Finalist(tags(entry.members), rates(entry.band), entry.measured, entry.default, entry.band.unmeasured)
+            for entry in choice.finalists
         ),
         gain=choice.gain,
         decided_by=choice.decided,

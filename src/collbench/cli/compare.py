@@ -215,7 +215,7 @@ def _kinds(kinds: Sequence[tuple[Figure, ...]], machine: str, operation: Operati
     counted = _COUNTED.fullmatch(machine)
     count, name = (int(counted[1]), counted[2]) if counted else (None, machine)
     name = name.strip()
-    found = [kind for kind in kinds if any(one.is_of(name) for one in kind)]
+    found = [kind for kind in kinds if any(figure.is_of(name) for figure in kind)]
     found = found or [kind for kind in kinds if name.casefold() in kind[0].machine.casefold()]
     return [kind for kind in found if count in (None, kind[0].ranks) and operation in (None, kind[0].operation)]
 
@@ -229,27 +229,29 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
     from collbench.report.text.reference import NOTHING, placed, placed_json
 
     found = [one for kind in kinds if (one := reference_at(kind, size))]
-    found = [one for one in found if one.sources] or found
+    found = [published for published in found if published.sources] or found
     if not found:
         nowhere = f"{what}: {NOTHING}; 'collbench reference' lists what there is\n"
         with leaving(ExitStatus.FAILED):
             echo(placed_json({}, busbw, ExitStatus.FAILED) if is_json() else nowhere, end="")
         return
-    counts = sorted({one.figure.ranks for one in found})
+    counts = sorted({published.figure.ranks for published in found})
     if busbw is not None and len(counts) > 1:
         listed = ", ".join(map(str, counts))
         raise UsageError(
             'what is normal depends on the number of GPUs, which comes first, as in "2 x H200": '
             f"there are figures of {listed}"
         )
-    standings = {place(one, busbw) for one in found} if busbw is not None else set()
+    standings = {place(published, busbw) for published in found} if busbw is not None else set()
     others = [*_of_other_nvls(kinds, found, size)] if ReferenceVerdict.BELOW in standings else []
-    usual = [one for one in others if busbw is not None and place(one, busbw) is not ReferenceVerdict.BELOW]
+    usual = [
+        published for published in others if busbw is not None and place(published, busbw) is not ReferenceVerdict.BELOW
+    ]
     # Where figures of several machines fit the name, a rate is below or impossible if it is by all that judge it.
     judged = standings - {ReferenceVerdict.NOT_JUDGED}
     wrong = judged and judged <= {ReferenceVerdict.BELOW, ReferenceVerdict.IMPOSSIBLE}
     # A rate that one NVLS setting is faster than may have been measured with the other, which no figure judges.
-    settings = {one.figure.nvls for one in (*found, *others)}
+    settings = {published.figure.nvls for published in (*found, *others)}
     unknown = judged == {ReferenceVerdict.BELOW} and (usual or settings in ({"on"}, {"off"}))
     status = ExitStatus.CONTRADICTION if wrong and not unknown else ExitStatus.DONE
     status = ExitStatus.FAILED if unknown or standings == {ReferenceVerdict.NOT_JUDGED} else status
@@ -258,20 +260,20 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
         if is_json():
             echo(placed_json(rates, busbw, status), end="")
             return
-        for one, rate in rates.items():
-            echo_sentence(placed(one, rate))
+        for published, rate in rates.items():
+            echo_sentence(placed(published, rate))
 
 
 def _of_other_nvls(kinds: Sequence[tuple[Figure, ...]], found: Sequence[Reference], size: int) -> Iterator[Reference]:
     """Yield, at the nearest size, what is normal with an NVLS setting of which nothing is known at this size."""
     from collbench.judge.references import reference_at, sizes_of
 
-    known = {(one.figure.machine, one.figure.nvls) for one in found}
+    known = {(published.figure.machine, published.figure.nvls) for published in found}
     machines = {machine for machine, nvls in known if nvls}
     for kind in kinds:
         setting = kind[0].machine, kind[0].nvls
         if kind[0].nvls and kind[0].machine in machines and setting not in known:
-            nearest = min(sizes_of(kind), key=lambda one: abs(one - size))
+            nearest = min(sizes_of(kind), key=lambda other: abs(other - size))
             other = reference_at(kind, nearest)
             if other is not None and other.sources:
                 yield other

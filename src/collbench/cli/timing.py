@@ -49,7 +49,7 @@ _EVERY_REGISTRATION = "all"
 _registration = option(
     "--registration KIND",
     "Registered memory: none, buffer, window, or all (each in turn).",
-    click.Choice([*(one.value for one in Registration), _EVERY_REGISTRATION]),
+    click.Choice([*(registration.value for registration in Registration), _EVERY_REGISTRATION]),
     default=Registration.NONE.value,
 )
 _OPERATIONS = {"copy": None, **{operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}}

@@ -138,7 +138,7 @@ def fit(seen: Sequence[Observation], levels: Sequence[Level] = (), hiding: Seque
 
 def measured_nodes(seen: Iterable[Observation]) -> Members:
     """Return the nodes that were measured, in order."""
-    return tuple(sorted({node for one in seen for node in one.pair}))
+    return tuple(sorted({node for observed in seen for node in observed.pair}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +153,9 @@ class _Pair:
 
 def _pairs(seen: Iterable[Observation], index_of: Mapping[int, int]) -> tuple[_Pair, ...]:
     rounds: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
-    for one in seen:
-        first, second = (one.first, one.second) if one.one_way else one.pair
-        rounds[index_of[first], index_of[second], one.one_way].append(math.log(one.gbs))
+    for observed in seen:
+        first, second = (observed.first, observed.second) if observed.one_way else observed.pair
+        rounds[index_of[first], index_of[second], observed.one_way].append(math.log(observed.gbs))
     return tuple(_Pair(*pair, tuple(logs)) for pair, logs in rounds.items())
 
 
@@ -172,7 +172,7 @@ def _bottlenecks(pairs: Sequence[_Pair], nodes: int, noise: float) -> tuple[_Arr
         ends = [(0, pair.first), (1, pair.second)]
         for end in ends if pair.one_way else [*ends, (1, pair.first), (0, pair.second)]:
             reached[end] = max(reached[end], rate)
-    if any(min(reached[0, one.first], reached[1, one.second]) - fmean(one.logs) > tolerance for one in pairs):
+    if any(min(reached[0, pair.first], reached[1, pair.second]) - fmean(pair.logs) > tolerance for pair in pairs):
         return None
     fast = reached > reached.max() - tolerance
     if (2 * fast.sum(axis=1) > nodes).any() or np.isinf(reached).any():
@@ -496,26 +496,30 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
     present = measured_nodes(seen)
     if len(present) < _MIN_NODES:
         return None
-    logs: NDArray[np.float64] = np.log([one.gbs for one in seen])
+    logs: NDArray[np.float64] = np.log([observed.gbs for observed in seen])
     full, sigma = full_rate(logs)
     clearly = clearly_below(sigma)
     ratios = [float(log) - full for log in logs]
     reached: dict[_End, list[float]] = defaultdict(list)
-    for one, ratio in zip(seen, ratios, strict=True):
-        for end in _ends(one):
+    for observed, ratio in zip(seen, ratios, strict=True):
+        for end in _ends(observed):
             reached[end].append(ratio)
     best = {end: max(own) for end, own in reached.items()}
-    busy = [ratio < min(best[end] for end in _ends(one)) - clearly for one, ratio in zip(seen, ratios, strict=True)]
+    busy = [
+        ratio < min(best[end] for end in _ends(observed)) - clearly
+        for observed, ratio in zip(seen, ratios, strict=True)
+    ]
     capable = [node for node in present if all(best.get((way, node), -9.0) > -DELTA - sigma for way in (False, True))]
-    pairs = frozenset(one.pair for one, is_busy in zip(seen, busy, strict=True) if is_busy)
+    pairs = frozenset(observed.pair for observed, is_busy in zip(seen, busy, strict=True) if is_busy)
     # Once found, sharing is not forgotten because more nodes have been fast.
-    least = 0 if any(one.kind is RoundKind.QUIET for one in seen) else max(2, _FEW_BEHIND * len(capable))
+    least = 0 if any(observed.kind is RoundKind.QUIET for observed in seen) else max(2, _FEW_BEHIND * len(capable))
     fast = {end for end, own in reached.items() if len(own) > 1 and sorted(own)[-2] > -DELTA - sigma / 2}
     unknown = {node for _, node in reached.keys() - fast}
     lows = sorted(ratio for ratio, is_busy in zip(ratios, busy, strict=True) if is_busy)
     slowest = lows[len(lows) // 10] if lows else math.inf
     groups = chained(
-        [(node,) for node in present] + [one.pair for one, ratio in zip(seen, ratios, strict=True) if ratio > -clearly]
+        [(node,) for node in present]
+        + [observed.pair for observed, ratio in zip(seen, ratios, strict=True) if ratio > -clearly]
     )
     most = max(groups, key=len)
     strangers = _strangers(seen, groups, unknown)
@@ -528,9 +532,9 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
             return Reached(fmean(own), len(own), fast=True, slow=False, open=False)
         # With members of the largest fast group: a few nodes may share an uplink that is always busy.
         with_fast = [
-            (ratio, one.kind is RoundKind.QUIET)
-            for one, ratio in zip(seen, ratios, strict=True)
-            if end in _ends(one) and (most - unknown) & {one.first, one.second} - {end[1]}
+            (ratio, observed.kind is RoundKind.QUIET)
+            for observed, ratio in zip(seen, ratios, strict=True)
+            if end in _ends(observed) and (most - unknown) & {observed.first, observed.second} - {end[1]}
         ]
         # Even in a quiet round an uplink may be busy: what counts is what the node reaches again and again.
         top = [(ratio, is_quiet) for ratio, is_quiet in with_fast if ratio > best[end] - _SAME - _SIGMAS * sigma]
@@ -572,14 +576,14 @@ def _explained(
     met at random with no fast one. The two may be alone under a switch, and only the other one slow.
     """
     explained, slow = set[_End](), set[_End]()
-    for one, ratio in zip(seen, ratios, strict=True):
-        first, second, *back = _ends(one)
+    for observed, ratio in zip(seen, ratios, strict=True):
+        first, second, *back = _ends(observed)
         for end, other in ((first, second), (second, first), *permutations(back, 2)):
             own, others = levels[end], levels[other]
             if own.slow and ratio > min(own.mean, others.mean) - near:
-                if others.fast and is_crowded(one):
+                if others.fast and is_crowded(observed):
                     slow.add(end)
-                elif not others.fast and others.mean < own.mean + near and one.kind is not RoundKind.QUIET:
+                elif not others.fast and others.mean < own.mean + near and observed.kind is not RoundKind.QUIET:
                     explained.add(end)
     return explained - slow
 
@@ -622,8 +626,8 @@ def _strangers(
 ) -> frozenset[Pair]:
     """Return each unknown node with all nodes of every group that it never met."""
     met: dict[int, set[int]] = {node: {node} for node in unknown}
-    for one in seen:
-        for node, other in ((one.first, one.second), (one.second, one.first)):
+    for observed in seen:
+        for node, other in ((observed.first, observed.second), (observed.second, observed.first)):
             if node in met:
                 met[node].add(other)
     return frozenset(
@@ -639,8 +643,8 @@ def _fast_pairs(
     The latest go before others, as they were fast at the same time.
     """
     known: dict[Pair, float] = {}
-    for one, ratio in zip(reversed(seen), reversed(ratios), strict=True):
-        known.setdefault(one.pair, ratio)
+    for observed, ratio in zip(reversed(seen), reversed(ratios), strict=True):
+        known.setdefault(observed.pair, ratio)
     taken: dict[int, Pair] = {}
     for pair in sorted(known, key=lambda pair: not {*pair} & {*unknown}):
         if known[pair] > least and not taken.keys() & {*pair}:

@@ -143,7 +143,7 @@ def _facing_by_turns(known: Sequence[Switches]) -> MakePairs:
 
     Pairs that always left both their leaf and their pod would not show whose uplinks are slow.
     """
-    members = [one.members for one in known]
+    members = [level.members for level in known]
     levels_above = cycle(zip(members, [*members[1:], ()], strict=False))
 
     def pairs(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pair, ...]:
@@ -404,7 +404,7 @@ def survey_nodes(
         if not seen:
             raise BackendError("no pair of nodes could be measured: time one with 'collbench allreduce' to see why")
         gone = {*lost()}
-        rest = [one for one in seen if not gone & {*one.pair}]
+        rest = [observed for observed in seen if not gone & {*observed.pair}]
         if not rest:
             raise BackendError("no pair of the remaining nodes was measured: start them again without the lost nodes")
         return judge(rest, nodes, known)

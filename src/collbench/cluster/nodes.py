@@ -135,7 +135,7 @@ class Judgement:
     @property
     def judged(self) -> int:
         """How many nodes are known to be slow or healthy."""
-        return sum(one.state in (State.SLOW, State.HEALTHY) for one in self.nodes)
+        return sum(effect.state in (State.SLOW, State.HEALTHY) for effect in self.nodes)
 
     @property
     def accuses(self) -> bool:
@@ -167,7 +167,7 @@ def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = (
     if known:
         return _judge_known(seen, nodes, known)
     sharing = find_sharing(seen, nodes)
-    if sharing is not None and sharing.general and any(one.kind is RoundKind.QUIET for one in seen):
+    if sharing is not None and sharing.general and any(observed.kind is RoundKind.QUIET for observed in seen):
         return _judge_sharing(sharing)
     found = _judge_unknown(seen, nodes)
     if sharing is None:
@@ -187,13 +187,13 @@ def _is_mixed(uplink: Uplink, seen: Sequence[Observation], sharing: Sharing) -> 
     switches.
     """
     least = sharing.full + min(_MAX_SHARE * math.log1p(uplink.effect.ratio), -clearly_below(sharing.sigma))
-    return any(math.log(one.gbs) < least and {*one.pair} <= {*uplink.members} for one in seen)
+    return any(math.log(observed.gbs) < least and {*observed.pair} <= {*uplink.members} for observed in seen)
 
 
 def _unconfirmed(found: Judgement, seen: Sequence[Observation]) -> Members:
     """Return the slow nodes, unless they are many, that were not yet measured often enough while few others met."""
-    confirmed = Counter(node for one in seen if one.kind is RoundKind.CONFIRMING for node in one.pair)
-    slow = [one.node for one in found.slow_nodes]
+    confirmed = Counter(node for observed in seen if observed.kind is RoundKind.CONFIRMING for node in observed.pair)
+    slow = [effect.node for effect in found.slow_nodes]
     few = 3 * len(slow) <= len(measured_nodes(seen))
     return tuple(sorted(node for node in slow if few and confirmed[node] < _CONFIRMED))
 
@@ -208,8 +208,8 @@ def _with_fast(found: Judgement, sharing: Sharing) -> Judgement:
     return replace(
         found,
         nodes=tuple(
-            replace(one, sends=sure(one.sends, sends), receives=sure(one.receives, receives))
-            for one, sends, receives in zip(found.nodes, sharing.sends, sharing.receives, strict=True)
+            replace(effect, sends=sure(effect.sends, sends), receives=sure(effect.receives, receives))
+            for effect, sends, receives in zip(found.nodes, sharing.sends, sharing.receives, strict=True)
         ),
     )
 
@@ -217,12 +217,12 @@ def _with_fast(found: Judgement, sharing: Sharing) -> Judgement:
 def _judge_unknown(seen: Sequence[Observation], nodes: int) -> Judgement:
     """Return what pairs show of nodes, and of uplinks that are slower than others, if no switch is known."""
     # Pairs among suspects are left out at first: behind a slow uplink they are fast, which would hide what is slow.
-    first = fit([one for one in seen if one.kind is not RoundKind.AMONG_SUSPECTS])
-    low = {one.node: one.worse.ratio for one in _node_effects(first) if one.worse.ratio < -DELTA}
+    first = fit([observed for observed in seen if observed.kind is not RoundKind.AMONG_SUSPECTS])
+    low = {effect.node: effect.worse.ratio for effect in _node_effects(first) if effect.worse.ratio < -DELTA}
     among: dict[Pair, list[float]] = defaultdict(list)  # what pairs of low nodes carried, as ratios less 1
-    for one in seen:
-        if low.keys() >= {*one.pair}:
-            among[one.pair].append(one.gbs / math.exp(first.typical) - 1)
+    for observed in seen:
+        if low.keys() >= {*observed.pair}:
+            among[observed.pair].append(observed.gbs / math.exp(first.typical) - 1)
     groups = _neighbours(among, low)
     fitted = fit(seen, [(members,) for members in groups], hiding=groups)
     quantile = simultaneous_quantile(fitted.freedom, len(fitted.nodes))
@@ -231,8 +231,8 @@ def _judge_unknown(seen: Sequence[Observation], nodes: int) -> Judgement:
         for members, values, errors in zip(groups, fitted.levels, fitted.level_errors, strict=True)
     ]
     found = _judgement(nodes, fitted, uplinks, _suspects(fitted, low, among, groups))
-    found = replace(found, nodes=tuple(_unless_fast(one, seen, found.typical_gbs) for one in found.nodes))
-    return _unless_strangers(found, {one.pair for one in seen}, groups)
+    found = replace(found, nodes=tuple(_unless_fast(effect, seen, found.typical_gbs) for effect in found.nodes))
+    return _unless_strangers(found, {observed.pair for observed in seen}, groups)
 
 
 def _unless_strangers(found: Judgement, met: Collection[Pair], groups: Sequence[Members]) -> Judgement:
@@ -240,11 +240,11 @@ def _unless_strangers(found: Judgement, met: Collection[Pair], groups: Sequence[
 
     They are to meet next.
     """
-    alone = [one for one in found.slow_nodes if not any(one.node in group for group in groups)]
+    alone = [effect for effect in found.slow_nodes if not any(effect.node in group for group in groups)]
     strangers = {
-        (one.node, other.node)
-        for one, other in combinations(sorted(alone, key=lambda one: one.node), 2)
-        if _alike(one.worse.ratio, other.worse.ratio) and (one.node, other.node) not in met
+        (effect.node, other.node)
+        for effect, other in combinations(sorted(alone, key=lambda effect: effect.node), 2)
+        if _alike(effect.worse.ratio, other.worse.ratio) and (effect.node, other.node) not in met
     }
     if not strangers:
         return found
@@ -256,8 +256,10 @@ def _unless_strangers(found: Judgement, met: Collection[Pair], groups: Sequence[
     return replace(
         found,
         nodes=tuple(
-            replace(one, sends=_in_doubt(one.sends), receives=_in_doubt(one.receives)) if one.node in doubted else one
-            for one in found.nodes
+            replace(effect, sends=_in_doubt(effect.sends), receives=_in_doubt(effect.receives))
+            if effect.node in doubted
+            else effect
+            for effect in found.nodes
         ),
         suspects=tuple(dict.fromkeys(pairs.values())) if found.suspects is None else found.suspects,
     )
@@ -294,7 +296,12 @@ def _unless_fast(one: NodeEffect, seen: Sequence[Observation], typical_gbs: floa
 def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switches]) -> Judgement:
     levels = [level.members for level in known]
     fitted = fit(seen, levels)
-    slow = [one.members for level in _known_uplinks(fitted, known) for one in level if one.effect.state is State.SLOW]
+    slow = [
+        uplink.members
+        for level in _known_uplinks(fitted, known)
+        for uplink in level
+        if uplink.effect.state is State.SLOW
+    ]
     across = min(fitted.across)
     if slow:
         fitted = fit(seen, levels, slow)
@@ -303,20 +310,20 @@ def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switch
     if oversubscribed:
         fitted = fit(seen, levels, levels[0])
     uplinks = [
-        one if _has_equal(one, level, oversubscribed) else replace(one, effect=_in_doubt(one.effect))
+        uplink if _has_equal(uplink, level, oversubscribed) else replace(uplink, effect=_in_doubt(uplink.effect))
         for level in _known_uplinks(fitted, known)
-        for one in level
+        for uplink in level
     ]
-    open_nodes = {one.node for one in _node_effects(fitted) if one.state is State.UNDECIDED}
+    open_nodes = {effect.node for effect in _node_effects(fitted) if effect.state is State.UNDECIDED}
     open_uplinks = any(uplink.effect.state is State.UNDECIDED for uplink in uplinks)
     leaves = tuple(members for members in known[0].members if open_nodes & set(members))
     suspects = leaves if (leaves or open_uplinks) and not fitted.exhausted else None
     found = _judgement(nodes, fitted, uplinks, suspects)
-    found = replace(found, nodes=tuple(_unless_fast(one, seen, found.typical_gbs) for one in found.nodes))
+    found = replace(found, nodes=tuple(_unless_fast(effect, seen, found.typical_gbs) for effect in found.nodes))
     if found.judged:
         return found
     # Pairs that do not distinguish nodes accuse no uplink.
-    return replace(found, uplinks=tuple(replace(one, effect=_in_doubt(one.effect)) for one in found.uplinks))
+    return replace(found, uplinks=tuple(replace(uplink, effect=_in_doubt(uplink.effect)) for uplink in found.uplinks))
 
 
 def _has_equal(one: Uplink, level: Sequence[Uplink], oversubscribed: bool) -> bool:
@@ -370,7 +377,7 @@ def _known_uplinks(fitted: Fit, known: Sequence[Switches]) -> list[list[Uplink]]
 
 
 def _judgement(nodes: int, fitted: Fit, uplinks: Sequence[Uplink], suspects: tuple[Members, ...] | None) -> Judgement:
-    effects = {one.node: one for one in _node_effects(fitted)}
+    effects = {effect.node: effect for effect in _node_effects(fitted)}
     return Judgement(
         nodes=tuple(effects.get(node, NodeEffect(node, UNKNOWN, UNKNOWN)) for node in range(nodes)),
         uplinks=tuple(uplinks),
@@ -431,7 +438,9 @@ def _suspects(
     strangers = any(_strangers(node, group, among, low) for group in groups for node in low)
     if strangers or (len(low) > 1 and min(met[node] for node in low) < _ENOUGH_AMONG):
         return (tuple(sorted(low)),)
-    undecided = {one.node for one in _node_effects(fitted) if one.state is State.UNDECIDED and not fitted.exhausted}
+    undecided = {
+        effect.node for effect in _node_effects(fitted) if effect.state is State.UNDECIDED and not fitted.exhausted
+    }
     return tuple(members for members in groups if undecided & set(members)) if undecided else None
 
 
@@ -469,14 +478,14 @@ def choose_nodes(judgement: Judgement, wanted: int, known: Sequence[Switches] = 
     nodes = len(judgement.nodes)
     if not 1 <= wanted <= nodes:
         raise UsageError(f"cannot choose {wanted} of {nodes} nodes: choose 1 to {nodes}")
-    rates = [1.0 if one.state is State.HEALTHY else min(1.0, 1 + one.worse.ratio) for one in judgement.nodes]
+    rates = [1.0 if effect.state is State.HEALTHY else min(1.0, 1 + effect.worse.ratio) for effect in judgement.nodes]
     limit, able = _able(rates, judgement.slow_uplinks, wanted)
     # Each node's switches from the top down: its pod, its leaf.
     homes = [
         tuple(next(index for index, some in enumerate(level.members) if node in some) for level in reversed(known))
         for node in range(nodes)
     ]
-    behind = {node for one in judgement.slow_uplinks for node in one.members}
+    behind = {node for uplink in judgement.slow_uplinks for node in uplink.members}
     worth = [(-rate, node in behind, node) for node, rate in enumerate(rates)]
     members = _packed(able, worth, homes, wanted)
     used = tuple(len({homes[node][: depth + 1] for node in members}) for depth in reversed(range(len(known))))
@@ -513,12 +522,12 @@ def _able(rates: Sequence[float], slow: Sequence[Uplink], wanted: int) -> tuple[
     Behind slow uplinks there are only as many as these uplinks serve at that rate, unless one switch has enough nodes.
     """
     levels = {rate for rate in rates if rate > 0}
-    levels |= {_carried(one) / count for one in slow for count in range(1, len(one.members) + 1)}
+    levels |= {_carried(uplink) / count for uplink in slow for count in range(1, len(uplink.members) + 1)}
     for limit in sorted((min(1.0, level) for level in levels), reverse=True):
         able = [node for node, rate in enumerate(rates) if rate >= limit * (1 - DELTA / 2)]
-        alone = [[node for node in able if node in one.members] for one in slow]
-        for one, inside in zip(slow, alone, strict=True):
-            left = inside[int(_carried(one) / limit + DELTA) :]
+        alone = [[node for node in able if node in uplink.members] for uplink in slow]
+        for uplink, inside in zip(slow, alone, strict=True):
+            left = inside[int(_carried(uplink) / limit + DELTA) :]
             able = [node for node in able if node not in left]
         for enough in (able, *alone):
             if len(enough) >= wanted:
@@ -568,24 +577,24 @@ def _fewest(
 def _band(judgement: Judgement, members: Members, rates: Sequence[float]) -> tuple[float, float]:
     slowest = min(rates[node] for node in members)
     crowded, once = slowest, slowest
-    for one in judgement.slow_uplinks:
-        inside = len(set(members) & set(one.members))
+    for uplink in judgement.slow_uplinks:
+        inside = len(set(members) & set(uplink.members))
         if 0 < inside < len(members):
-            crowded, once = min(crowded, _carried(one) / inside), min(once, _carried(one))
+            crowded, once = min(crowded, _carried(uplink) / inside), min(once, _carried(uplink))
     lost = min((ratio for ratio in judgement.across), default=0.0)
     crowded *= min(1.0, 1 + lost)
     return judgement.typical_gbs * crowded * (1 - DELTA), judgement.typical_gbs * once * (1 + DELTA)
 
 
 def _left_out(judgement: Judgement, chosen: set[int]) -> Iterable[tuple[int, NodeEffect | Uplink]]:
-    behind = {node: one for one in judgement.slow_uplinks for node in one.members}
-    for one in judgement.nodes:
-        if one.node in chosen:
+    behind = {node: uplink for uplink in judgement.slow_uplinks for node in uplink.members}
+    for effect in judgement.nodes:
+        if effect.node in chosen:
             continue
-        if one.state is not State.HEALTHY:
-            yield one.node, one
-        elif one.node in behind:
-            yield one.node, behind[one.node]
+        if effect.state is not State.HEALTHY:
+            yield effect.node, effect
+        elif effect.node in behind:
+            yield effect.node, behind[effect.node]
 
 
 # Which node is late: of a pair, the one that waits less in the barrier before a batch.
@@ -633,7 +642,7 @@ def late_nodes(run: Run, nodes: Sequence[Members]) -> tuple[LateNode, ...]:
         spread = lateness(np.array(values), resolved)
         if spread.significant and spread.interval and _by_chance(over, len(values)) <= _LATE_FAMILY / len(later):
             late.append(LateNode(node, spread.median, spread.interval, over, len(values)))
-    return tuple(sorted(late, key=lambda one: -one.seconds))
+    return tuple(sorted(late, key=lambda node: -node.seconds))
 
 
 def _waits_of_two(measurement: Measurement, node_of: Mapping[int, int]) -> Iterator[dict[int, float]]:

@@ -147,8 +147,8 @@ def _findings(origin: SurveyOrigin, judgement: Judgement) -> Iterator[str]:
         yield f"slow      {origin.names[node.node]}: {described(node)}{mark}"
     for uplink in judgement.slow_uplinks:
         yield f"{uplink.effect.state:9} {_uplink(uplink, origin.names)}{mark}"
-    either = [one for one in judgement.nodes if one.state is State.EITHER]
-    undecided = [one for one in judgement.nodes if one.state is State.UNDECIDED]
+    either = [effect for effect in judgement.nodes if effect.state is State.EITHER]
+    undecided = [effect for effect in judgement.nodes if effect.state is State.UNDECIDED]
     yield from (across := [*_across(judgement, mark)])
     if judgement.judged and not (judgement.slow_nodes or judgement.slow_uplinks):
         nothing = f"no slow node and no {'uplink slower than the others' if across else 'slow uplink'}"
@@ -160,11 +160,11 @@ def _findings(origin: SurveyOrigin, judgement: Judgement) -> Iterator[str]:
     if judgement.fast_pair:
         pair = format_node_list([origin.names[node] for node in judgement.fast_pair])
         yield f"undecided only {pair} are fast with each other: the others are slow, or these two share a switch{mark}"
-    yield from (f"late      {_late(one, origin.names)}" for one in origin.late)
-    for one in either:
-        yield f"either    {origin.names[one.node]}: {described(one)}{mark}"
-    for one in undecided:
-        yield f"undecided {origin.names[one.node]}: {described(one)}{mark}"
+    yield from (f"late      {_late(node, origin.names)}" for node in origin.late)
+    for effect in either:
+        yield f"either    {origin.names[effect.node]}: {described(effect)}{mark}"
+    for effect in undecided:
+        yield f"undecided {origin.names[effect.node]}: {described(effect)}{mark}"
 
 
 def _across(judgement: Judgement, mark: str) -> Iterator[str]:

@@ -151,16 +151,16 @@ def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Variance]:
     all data points, and by those of one set of devices.
     """
     own: dict[frozenset[int], float] = defaultdict(float)
-    for weight, one in weighted:
-        own[frozenset(one.key.members)] += weight * one.between.own
-        for run, estimate in (("base", one.old), ("new", one.now)):
+    for weight, pair in weighted:
+        own[frozenset(pair.key.members)] += weight * pair.between.own
+        for run, estimate in (("base", pair.old), ("new", pair.now)):
             yield Variance((weight * estimate.cautious_error) ** 2, estimate.freedom, f"{run} {estimate.label}")
-    runs = [one.between for _, one in weighted]
-    yield Variance(2 * sum(deviation**2 for deviation in own.values()), min(one.own_freedom for one in runs), "links")
-    points = 2 * sum((weight * one.between.point) ** 2 for weight, one in weighted)
-    yield Variance(points, min(one.point_freedom for one in runs), "points")
-    common = sum(weight * one.between.common for weight, one in weighted)
-    yield Variance(2 * common**2, min(one.common_freedom for one in runs), "runs")
+    runs = [pair.between for _, pair in weighted]
+    yield Variance(2 * sum(deviation**2 for deviation in own.values()), min(run.own_freedom for run in runs), "links")
+    points = 2 * sum((weight * pair.between.point) ** 2 for weight, pair in weighted)
+    yield Variance(points, min(run.point_freedom for run in runs), "points")
+    common = sum(weight * pair.between.common for weight, pair in weighted)
+    yield Variance(2 * common**2, min(run.common_freedom for run in runs), "runs")
 
 
 # What runs on the same GPUs, seconds to minutes apart, differ by, on 2 and 4 × H200 and 2 × H100 behind NVSwitches: a
@@ -248,7 +248,7 @@ def _alike(points: Mapping[Key, Measurement]) -> list[list[Key]]:
 
 def from_history(points: Mapping[Key, Measurement], runs: Sequence[Mapping[Key, Estimate]]) -> dict[Key, Variation]:
     """Return what two or more runs of one machine show of the points that all of them have (analysis of variance)."""
-    shared = {key: one for key, one in points.items() if all(key in run for run in runs)}
+    shared = {key: measurement for key, measurement in points.items() if all(key in run for run in runs)}
     freedom = len(runs) - 1
     shown = {}
     for keys in _alike(shared) if freedom else ():
@@ -305,7 +305,7 @@ def from_changes(changes: Mapping[Key, PointPair]) -> dict[Key, Variation]:
     Points change as all links of their kind do, as their link does in all works, and by themselves. What is clearly
     more than trials and default explain counts. Fewer links than `MIN_LINKS` show only how data points vary.
     """
-    found = {key: one.between for key, one in changes.items()}
+    found = {key: pair.between for key, pair in changes.items()}
     sizes: dict[tuple[int, int], list[Key]] = defaultdict(list)
     for key in changes:
         sizes[key.size_bytes, len(key.members)].append(key)
@@ -315,11 +315,11 @@ def from_changes(changes: Mapping[Key, PointPair]) -> dict[Key, Variation]:
             found |= _with_links(changes, rows, found)
         else:
             found |= _with_works(changes, of_size)
-    for keys in _alike({key: one.base for key, one in changes.items()}):
+    for keys in _alike({key: pair.base for key, pair in changes.items()}):
         if rows := _rows(keys):
             shown = _with_links(changes, rows, found)
             shift = _shift(_of_links({key: changes[key].difference for key in shown}))
-            found |= {key: replace(one, shift=shift) for key, one in shown.items()}
+            found |= {key: replace(variation, shift=shift) for key, variation in shown.items()}
             continue
         for key in keys:
             one = found[key]
@@ -464,7 +464,7 @@ def in_both(
     ]
     if history:
         of_machine = from_history(base, [old, *(estimates(run, paths) for run in history)])
-        seen = {one.key: with_shown(one.between, of_machine[one.key]) for one in found if one.key in of_machine}
+        seen = {pair.key: with_shown(pair.between, of_machine[pair.key]) for pair in found if pair.key in of_machine}
     else:
-        seen = from_changes({one.key: one for one in found if one.decided})
-    return [replace(one, between=seen.get(one.key, one.between)) for one in found]
+        seen = from_changes({pair.key: pair for pair in found if pair.decided})
+    return [replace(pair, between=seen.get(pair.key, pair.between)) for pair in found]

@@ -40,7 +40,7 @@ class Match:
 def match_devices(base: Run, new: Run) -> Match:
     """Return how the devices of two runs correspond."""
     position_of = _positions(base)
-    same = {position: position_of[one] for one, position in _positions(new).items() if one in position_of}
+    same = {position: position_of[device] for device, position in _positions(new).items() if device in position_of}
     left = [position for position in range(len(base.devices)) if position not in same.values()]
     rest = [position for position in range(len(new.devices)) if position not in same]
     by_order = dict(zip(rest, left, strict=False))
@@ -213,13 +213,13 @@ Together = tuple[GroupKind, str, tuple[int, ...], list[PointPair]]  # a group be
 def find_groups(candidates: Sequence[PointPair]) -> list[Together]:
     """Return the groups of two data points or more, each with enough trials and at its work's largest size."""
     largest: dict[str, int] = defaultdict(int)
-    for one in candidates:
-        largest[one.key.work] = max(largest[one.key.work], one.key.size_bytes)
+    for pair in candidates:
+        largest[pair.key.work] = max(largest[pair.key.work], pair.key.size_bytes)
     groups: dict[tuple[GroupKind, str, tuple[int, ...], int], list[PointPair]] = defaultdict(list)
-    for one in candidates:
-        if one.decided and one.key.size_bytes == largest[one.key.work] >= TELLING_BYTES:
-            groups[GroupKind.DEVICES, "", tuple(sorted(one.key.members)), 0].append(one)
-            groups[GroupKind.WORK, one.key.work, (), len(one.key.members)].append(one)
+    for pair in candidates:
+        if pair.decided and pair.key.size_bytes == largest[pair.key.work] >= TELLING_BYTES:
+            groups[GroupKind.DEVICES, "", tuple(sorted(pair.key.members)), 0].append(pair)
+            groups[GroupKind.WORK, pair.key.work, (), len(pair.key.members)].append(pair)
     return [
         (kind, work, members, pairs) for (kind, work, members, _), pairs in sorted(groups.items()) if len(pairs) > 1
     ]
@@ -232,21 +232,21 @@ def judge_group(together: Together, alpha: float, fail_below: float) -> Group:
     """
     kind, work, members, pairs = together
     # By each data point's variance; equal weights if some have none.
-    inverse = [one.of_trials + 2 * one.between.sigma**2 for one in pairs]
+    inverse = [pair.of_trials + 2 * pair.between.sigma**2 for pair in pairs]
     inverse = [1 / variance for variance in inverse] if min(inverse) else [1.0] * len(inverse)
-    weights = [one / sum(inverse) for one in inverse]
-    middle = sum(weight * one.difference for weight, one in zip(weights, pairs, strict=True))
+    weights = [variance / sum(inverse) for variance in inverse]
+    middle = sum(weight * pair.difference for weight, pair in zip(weights, pairs, strict=True))
     parts = [*parts_of([*zip(weights, pairs, strict=True)])]
-    every = [one.difference for one in pairs]
-    shift = sum(weight * one.between.shift for weight, one in zip(weights, pairs, strict=True))
-    delta = max(tolerance(one.key.size_bytes) for one in pairs)
+    every = [pair.difference for pair in pairs]
+    shift = sum(weight * pair.between.shift for weight, pair in zip(weights, pairs, strict=True))
+    delta = max(tolerance(pair.key.size_bytes) for pair in pairs)
     return Group(
         shift=shift,
         kind=kind,
         work=work,
         members=members,
         points=len(pairs),
-        size_bytes=max(one.key.size_bytes for one in pairs),
+        size_bytes=max(pair.key.size_bytes for pair in pairs),
         **_judged(middle, shift, (median_low(every), median_high(every)), parts, delta, alpha, fail_below),
     )
 
@@ -336,7 +336,7 @@ _OF_REQUESTS: dict[str, Fact] = {
 }
 _OF_RUNS: dict[str, Fact] = {
     "disturbed trials": (_flags, lambda flags: _listed(f"{count} {what} on {names}" for count, what, names in flags)),
-    "data points that failed": (lambda run: sum(bool(one.failure) for one in run.measurements), str),
+    "data points that failed": (lambda run: sum(bool(measurement.failure) for measurement in run.measurements), str),
     "complete": (lambda run: run.complete, _yes),
     "collbench": (lambda run: run.version, str),
     STARTED: (lambda run: run.started, str),
@@ -465,7 +465,7 @@ def compare(
             )
 
     def wanted(points: dict[Key, Measurement]) -> dict[Key, Measurement]:
-        return {key: one for key, one in points.items() if operation in (None, one.point.operation)}
+        return {key: timed for key, timed in points.items() if operation in (None, timed.point.operation)}
 
     match = match_devices(base, new)
     for run in history:
@@ -474,9 +474,9 @@ def compare(
     earlier = [points_by_key(run, match_devices(base, run).positions) for run in history]
     paired = in_both(old, now, base.paths, earlier)
     together = find_groups(paired)
-    alpha = _ALPHA / max(1, sum(one.decided for one in paired) + len(together))
-    judged = [judge_change(one, alpha, fail_below) for one in paired]
-    grouped = [judge_group(one, alpha, fail_below) for one in together]
+    alpha = _ALPHA / max(1, sum(pair.decided for pair in paired) + len(together))
+    judged = [judge_change(pair, alpha, fail_below) for pair in paired]
+    grouped = [judge_group(group, alpha, fail_below) for group in together]
     own = wanted(points_by_key(new))
     renamed = dict(zip(now, own, strict=True))
     only_base = sorted((key for key in old if key not in now), key=_order)

@@ -172,7 +172,9 @@ class Outcome:
     @property
     def device_sets(self) -> tuple[tuple[int, ...], ...]:
         """The sets of devices where something went wrong, each once; what was not tried is not known to be wrong."""
-        return tuple(dict.fromkeys(one.devices for one in self.troubles if one.kind is not TroubleKind.UNTRIED))
+        return tuple(
+            dict.fromkeys(trouble.devices for trouble in self.troubles if trouble.kind is not TroubleKind.UNTRIED)
+        )
 
     def failed(self, members: Collection[int]) -> bool:
         """Return whether something went wrong on this very set of devices."""
@@ -180,13 +182,15 @@ class Outcome:
 
     def impossible(self, members: Collection[int]) -> bool:
         """Return whether a rate above a limit is all that is wrong on this very set."""
-        kinds = {one.kind for one in self.troubles if one.devices == tuple(sorted(members))}
+        kinds = {trouble.kind for trouble in self.troubles if trouble.devices == tuple(sorted(members))}
         return kinds == {TroubleKind.IMPOSSIBLE}
 
     def kinds(self, members: Collection[int]) -> set[TroubleKind]:
         """Return what is wrong with the data points of this very set, apart from those that were not tried."""
         own = tuple(sorted(members))
-        return {one.kind for one in self.troubles if own in (one.measured or {one.devices})} - {TroubleKind.UNTRIED}
+        return {trouble.kind for trouble in self.troubles if own in (trouble.measured or {trouble.devices})} - {
+            TroubleKind.UNTRIED
+        }
 
     def within(self, members: Collection[int]) -> tuple[tuple[int, ...], ...]:
         """Return the smallest sets of devices among these positions where something went wrong."""
@@ -206,7 +210,9 @@ def timed_points(run: Run) -> tuple[int, int]:
 def timed_pairs(run: Run) -> tuple[int, int]:
     """Return how many pairs of devices there are, and how many of them have a trial of their own."""
     timed = {
-        tuple(sorted(one.point.members)) for one in run.measurements if one.samples and len(one.point.members) == 2
+        tuple(sorted(timed.point.members))
+        for timed in run.measurements
+        if timed.samples and len(timed.point.members) == 2
     }
     return comb(len(run.devices), 2), len(timed)
 
@@ -237,7 +243,7 @@ def outcome(run: Run) -> Outcome:
     kinds = list(TroubleKind)
     troubles = sorted(
         [*troubles, *_impossible(run)],
-        key=lambda one: (kinds.index(one.kind), len(one.devices), -one.count, one.devices),
+        key=lambda trouble: (kinds.index(trouble.kind), len(trouble.devices), -trouble.count, trouble.devices),
     )
     return Outcome(tuple(troubles))
 
@@ -264,12 +270,12 @@ def _impossible(run: Run) -> Iterator[Trouble]:
     from collbench.judge.physics import impossible  # late: numpy, which --help does not need
 
     beaten: dict[tuple[int, ...], list[Impossible]] = {}
-    for one in impossible(run):
-        beaten.setdefault(tuple(sorted(one.capacity.devices)), []).append(one)
+    for excess in impossible(run):
+        beaten.setdefault(tuple(sorted(excess.capacity.devices)), []).append(excess)
     for devices, those in beaten.items():
-        measured = frozenset(one.point.work.place(one.point.members) for one in those)
+        measured = frozenset(excess.point.work.place(excess.point.members) for excess in those)
         yield Trouble(
-            TroubleKind.IMPOSSIBLE, devices, len(those), max(one.rate_gbs for one in those), measured=measured
+            TroubleKind.IMPOSSIBLE, devices, len(those), max(excess.rate_gbs for excess in those), measured=measured
         )
 
 
@@ -292,7 +298,10 @@ def without_idle(run: Run) -> Run:
 
     Pages and comparisons count only those that a verdict blames.
     """
-    trials: list[Sample | Latency] = [*(sample for one in run.measurements for sample in one.samples), *run.latencies]
+    trials: list[Sample | Latency] = [
+        *(sample for timed in run.measurements for sample in timed.samples),
+        *run.latencies,
+    ]
     flags = (flag for trial in trials for flag in trial.flags if flag.kind is FlagKind.SHARED)
     flagged = {position for flag in flags for position in flag.devices}
     seen = flagged | {position for _, position, state in at_the_ends(run) if state.processes}
@@ -317,7 +326,7 @@ def without_idle(run: Run) -> Run:
 
     return replace(
         run,
-        measurements=[replace(one, samples=[kept(sample) for sample in one.samples]) for one in run.measurements],
+        measurements=[replace(timed, samples=[kept(sample) for sample in timed.samples]) for timed in run.measurements],
         latencies=[kept(latency) for latency in run.latencies],
         health_before=ended(run.health_before),
         health_after=ended(run.health_after),

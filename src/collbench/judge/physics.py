@@ -302,12 +302,12 @@ def impossible(run: Run) -> list[Impossible]:
     checked = (check.beaten(measurement) for measurement in run.measurements)
     answer = tuple(
         sorted(
-            (one for one in checked if one is not None),
-            key=lambda one: (
-                -one.rate_gbs / one.capacity.gbs,
-                str(one.point.work),
-                one.point.members,
-                one.point.size_bytes,
+            (excess for excess in checked if excess is not None),
+            key=lambda excess: (
+                -excess.rate_gbs / excess.capacity.gbs,
+                str(excess.point.work),
+                excess.point.members,
+                excess.point.size_bytes,
             ),
         )
     )
@@ -323,7 +323,7 @@ def _decisive(run: Run) -> object:
 
 def by_point(run: Run) -> dict[DataPoint, Impossible]:
     """Return the same by data point."""
-    return {one.point: one for one in impossible(run)}
+    return {excess.point: excess for excess in impossible(run)}
 
 
 def marked(run: Run) -> bool:

@@ -145,10 +145,10 @@ def _sigma(spreads: Sequence[_Spread]) -> tuple[float, int]:
 
     Which are noisier is judged by the median data point.
     """
-    typical = median(one.squares / chi_square(one.freedom, 0.5) for one in spreads)
-    alike = [one for one in spreads if one.squares <= typical * chi_square(one.freedom, _PART_LEVEL)]
-    freedom = sum(one.freedom for one in alike)
-    return max(_MIN_SIGMA, math.sqrt(math.fsum(one.squares for one in alike) / freedom)), freedom
+    typical = median(spread.squares / chi_square(spread.freedom, 0.5) for spread in spreads)
+    alike = [spread for spread in spreads if spread.squares <= typical * chi_square(spread.freedom, _PART_LEVEL)]
+    freedom = sum(spread.freedom for spread in alike)
+    return max(_MIN_SIGMA, math.sqrt(math.fsum(spread.squares for spread in alike) / freedom)), freedom
 
 
 def _widening(points: Sequence[_Point]) -> float:

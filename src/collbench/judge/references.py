@@ -206,7 +206,7 @@ class Reference:
         """
         figure = self.figure
         on_pcie = figure.operation.is_collective and not figure.links.startswith("NV") and len(self.sources) == 1
-        return on_pcie or self.size_bytes < max(one.judges_from for one in self.figures)
+        return on_pcie or self.size_bytes < max(figure.judges_from for figure in self.figures)
 
 
 def _band(ranges: Collection[tuple[float, float]]) -> tuple[float, float]:
@@ -216,16 +216,18 @@ def _band(ranges: Collection[tuple[float, float]]) -> tuple[float, float]:
 def by_kind(figures: Iterable[Figure]) -> tuple[tuple[Figure, ...], ...]:
     """Return the figures by what they are of; each acceptance test alone."""
     kinds: dict[object, list[Figure]] = defaultdict(list)
-    for one in figures:
-        alone = None if one.at_least is None else one
-        kinds[one.gpus, one.links, one.operation, one.variant, one.ranks, one.nvls, alone].append(one)
+    for figure in figures:
+        alone = None if figure.at_least is None else figure
+        kinds[figure.gpus, figure.links, figure.operation, figure.variant, figure.ranks, figure.nvls, alone].append(
+            figure
+        )
     return tuple(map(tuple, kinds.values()))
 
 
 def sizes_of(kind: Iterable[Figure]) -> tuple[int, ...]:
     """Return the sizes at which figures of one kind were measured."""
-    curves = (one.sizes[0] << step for one in kind for step in range(len(one.curve)))
-    return tuple(sorted({*curves, *(size for one in kind for size in one.sizes)}))
+    curves = (figure.sizes[0] << step for figure in kind for step in range(len(figure.curve)))
+    return tuple(sorted({*curves, *(size for figure in kind for size in figure.sizes)}))
 
 
 def reference_at(kind: Sequence[Figure], size_bytes: int) -> Reference | None:
@@ -308,7 +310,7 @@ class Answer:
     @property
     def standing(self) -> ReferenceVerdict:
         """The worst significant verdict on any set; never normal if one failed, undecided if one is unclear."""
-        standings = {one.standing for one in self.sets}
+        standings = {device_set.standing for device_set in self.sets}
         if ReferenceVerdict.BELOW in standings:
             lenient = self.mismatch or self.reference.orients
             return ReferenceVerdict.UNDECIDED if lenient else ReferenceVerdict.BELOW
@@ -357,12 +359,12 @@ class Answers:
     @property
     def unknown(self) -> tuple[Unjudged, ...]:
         """The works, each on a number of ranks, that no figure judges."""
-        return tuple(one for one in self.left_out if not one.judged)
+        return tuple(left for left in self.left_out if not left.judged)
 
     @property
     def unjudged(self) -> tuple[Unjudged, ...]:
         """The works that figures judge in part."""
-        return tuple(one for one in self.left_out if one.judged)
+        return tuple(left for left in self.left_out if left.judged)
 
     @property
     def below(self) -> bool:
@@ -388,13 +390,15 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
     memory, run = kinds_of(run), ordinary(run)
     names = {device.name for device in run.devices}
     alike = len(names) == 1 and not capabilities(run.backend).simulated
-    ours = [one for one in figures if alike and one.is_of(next(iter(names))) and not _unlike(one, run, memory)]
-    points = {key: one for key, one in points_by_key(run).items() if operation in (None, one.point.operation)}
+    ours = [
+        figure for figure in figures if alike and figure.is_of(next(iter(names))) and not _unlike(figure, run, memory)
+    ]
+    points = {key: timed for key, timed in points_by_key(run).items() if operation in (None, timed.point.operation)}
     labels = pair_labels(run.paths)
     state = nvls(run)
     alike_points: dict[tuple[Operation, Variant, int], list[Key]] = defaultdict(list)
-    for key, one in points.items():
-        alike_points[one.point.operation, one.point.variant, len(key.members)].append(key)
+    for key, measurement in points.items():
+        alike_points[measurement.point.operation, measurement.point.variant, len(key.members)].append(key)
     judging = []
     for kind in by_kind(ours):
         keys = alike_points[kind[0].operation, kind[0].variant, kind[0].ranks]
@@ -402,9 +406,9 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
             judging.append(found)
     matched = _conforming(judging, state)
     works = {key.work for _, keys in matched for key in keys}  # noise is pooled within a work
-    errors = estimates({key: one for key, one in points.items() if key.work in works}, run.paths)
+    errors = estimates({key: measurement for key, measurement in points.items() if key.work in works}, run.paths)
     tested = sum(len(keys) for _, keys in matched)
-    failures = [one.devices for one in outcome(run).troubles if one.kind not in _NO_FAILURES]
+    failures = [trouble.devices for trouble in outcome(run).troubles if trouble.kind not in _NO_FAILURES]
     shown = _Evidence(points, errors, _ALPHA / max(1, tested), failures, impossible(run), labels)
     answers = tuple(_answer(reference, keys, shown, state) for reference, keys in matched)
     return Answers(run, state, answers, tuple(_unjudged(run, points, ours, answers, labels)), bool(ours))
@@ -443,7 +447,7 @@ def _answer(reference: Reference, keys: Sequence[Key], run: _Evidence, state: Nv
         if beaten is not None and standing is not ReferenceVerdict.BELOW:
             standing = ReferenceVerdict.NOT_JUDGED
         sets.append(Measured(key.members, summary.busbw, standing))
-    sets.sort(key=lambda one: (one.gbs, one.members))
+    sets.sort(key=lambda device_set: (device_set.gbs, device_set.members))
     return Answer(reference, tuple(sets), _mismatch(figure, state), failed, beaten)
 
 
@@ -453,8 +457,8 @@ def _beaten(reference: Reference, run: _Evidence) -> Impossible | None:
     Times that are wrong in one pattern of an operation may be wrong in the others, where no limit shows it.
     """
     figure, wanted = reference.figure, (reference.figure.operation, reference.size_bytes)
-    of_work = (one for one in run.beaten if (one.point.operation, one.point.size_bytes) == wanted)
-    of_devices = (one for one in run.beaten if _is_of(figure, one.capacity.devices, run.labels))
+    of_work = (excess for excess in run.beaten if (excess.point.operation, excess.point.size_bytes) == wanted)
+    of_devices = (excess for excess in run.beaten if _is_of(figure, excess.capacity.devices, run.labels))
     return next(chain(of_work, of_devices), None)
 
 
@@ -472,8 +476,8 @@ def _conforming(judging: list[_Judging], state: Nvls) -> list[_Judging]:
     figures = [reference.figure for reference, _ in judging]
     fitting = {(figure.operation, figure.ranks) for figure in figures if not _mismatch(figure, state)}
     return [
-        one
-        for one, figure in zip(judging, figures, strict=True)
+        judged
+        for judged, figure in zip(judging, figures, strict=True)
         if not _mismatch(figure, state) or (figure.operation, figure.ranks) not in fitting
     ]
 
@@ -487,7 +491,7 @@ def _judging(kind: Sequence[Figure], ours: Sequence[Key], points: dict[Key, Meas
     covered = [one for size in {key.size_bytes for key in ours} if (one := reference_at(kind, size))]
     if not covered:
         return None
-    reference = max(covered, key=lambda one: (len(one.sources), one.size_bytes))
+    reference = max(covered, key=lambda reference: (len(reference.sources), reference.size_bytes))
     best: dict[tuple[int, ...], Key] = {}
     for key in (key for key in ours if key.size_bytes == reference.size_bytes):
         # Memory on another NUMA node is slower by design: the nearest node shows the rate of the slot.
@@ -536,11 +540,13 @@ def _unjudged(
 ) -> Iterator[Unjudged]:
     """Yield what the answers leave out: of works that they judge on devices, links and pairs, and whole works."""
     measured: dict[tuple[Work, int], list[tuple[int, ...]]] = defaultdict(list)
-    for key, one in points.items():
-        measured[Work(one.point.operation, one.point.variant), len(key.members)].append(key.members)
+    for key, measurement in points.items():
+        measured[Work(measurement.point.operation, measurement.point.variant), len(key.members)].append(key.members)
     for (work, ranks), places in measured.items():
         alike = [
-            one for one in figures if (one.operation, one.variant, one.ranks) == (work.operation, work.variant, ranks)
+            figure
+            for figure in figures
+            if (figure.operation, figure.variant, figure.ranks) == (work.operation, work.variant, ranks)
         ]
         ours = [answer for answer in answers if answer.figure in alike]
         if not ours:
@@ -549,7 +555,7 @@ def _unjudged(
             continue
         if work.operation.is_collective and run.settings.layout is not Layout.PAIRS:
             continue  # of larger sets, and of pairs that were chosen, no run has all
-        settled = {one.members for answer in ours for one in answer.sets}
+        settled = {device_set.members for answer in ours for device_set in answer.sets}
         settled |= {unordered(work, devices) for answer in ours for devices in answer.failed}
         every = [place for place in sets_of(work, range(len(run.devices))) if len(place) == ranks]
         left = [place for place in every if place not in settled]

@@ -24,7 +24,7 @@ from collbench.runfile.codec import build
 
 def kinds_of(run: Run) -> tuple[Registration, ...]:
     """Return the kinds of memory that the run's collectives were timed on."""
-    kinds = {one.point.registration for one in run.measurements if one.point.operation.is_collective}
+    kinds = {timed.point.registration for timed in run.measurements if timed.point.operation.is_collective}
     return tuple(kind for kind in Registration if kind in kinds)
 
 
@@ -40,18 +40,18 @@ def ordinary(run: Run) -> Run:
 def by_communicator(run: Run) -> dict[tuple[Operation, tuple[int, ...]], list[Measurement]]:
     """Return the collectives of each operation on each set of devices, in the file's order."""
     groups = defaultdict[tuple[Operation, tuple[int, ...]], list[Measurement]](list)
-    for one in run.measurements:
-        if one.point.operation.is_collective:
-            groups[one.point.operation, one.point.members].append(one)
+    for measurement in run.measurements:
+        if measurement.point.operation.is_collective:
+            groups[measurement.point.operation, measurement.point.members].append(measurement)
     return groups
 
 
 def on_memory(run: Run, kind: Registration) -> Run:
     """Return the run with only its collectives on one kind of memory, as if that were ordinary."""
     kept = (
-        replace(one, point=replace(one.point, registration=Registration.NONE))
-        for one in run.measurements
-        if one.point.registration is kind or not one.point.operation.is_collective
+        replace(measurement, point=replace(measurement.point, registration=Registration.NONE))
+        for measurement in run.measurements
+        if measurement.point.registration is kind or not measurement.point.operation.is_collective
     )
     return replace(run, measurements=list(kept))
 
@@ -80,8 +80,8 @@ class Winner:
     @property
     def gain(self) -> Slower | None:
         """The gain over ordinary memory, or over the next kind if ordinary memory is fastest; None if all tie."""
-        behind = sorted((one for one in self.others if one.behind), key=lambda one: one.ratio)
-        return next((one for one in behind if one.kind is Registration.NONE), behind[0] if behind else None)
+        behind = sorted((other for other in self.others if other.behind), key=lambda other: other.ratio)
+        return next((other for other in behind if other.kind is Registration.NONE), behind[0] if behind else None)
 
 
 def winner(size_bytes: int, trials: Mapping[Registration, Sequence[float]]) -> Winner:
@@ -98,7 +98,7 @@ def winner(size_bytes: int, trials: Mapping[Registration, Sequence[float]]) -> W
             ratio, interval = median(ratios), median_interval(ratios)
             behind = interval is not None and interval[0] > 1 and ratio > 1 + tolerance(size_bytes)
             others.append(Slower(kind, ratio, interval, behind))
-    slower = {one.kind for one in others if one.behind}
+    slower = {other.kind for other in others if other.behind}
     return Winner(size_bytes, tuple(kind for kind in trials if kind not in slower), tuple(others))
 
 
@@ -117,17 +117,19 @@ def side_by_side(
     """Return a communicator's measurements by size, ascending, and by kind of memory."""
     kinds = tuple(Registration)
     measurements = [
-        one for one in run.measured(variant) if (one.point.operation, one.point.members) == (operation, members)
+        timed for timed in run.measured(variant) if (timed.point.operation, timed.point.members) == (operation, members)
     ]
     made: dict[int, dict[Registration, Measurement]] = {}
-    for one in sorted(measurements, key=lambda one: (one.point.size_bytes, kinds.index(one.point.registration))):
-        made.setdefault(one.point.size_bytes, {})[one.point.registration] = one
+    for timed in sorted(
+        measurements, key=lambda timed: (timed.point.size_bytes, kinds.index(timed.point.registration))
+    ):
+        made.setdefault(timed.point.size_bytes, {})[timed.point.registration] = timed
     return made
 
 
 def ranges(all_winners: Sequence[Winner]) -> Iterator[tuple[Winner, ...]]:
     """Yield groups of neighboring sizes at which the same memory is fastest."""
-    for _, same in groupby(all_winners, key=lambda one: one.fastest):
+    for _, same in groupby(all_winners, key=lambda at_size: at_size.fastest):
         yield tuple(same)
 
 
@@ -206,16 +208,16 @@ class SmallAllreduces:
     @property
     def kinds(self) -> tuple[Registration, ...]:
         """The kinds of memory that were measured."""
-        return tuple(kind for kind in Registration if any(one.kind is kind for one in self.timed))
+        return tuple(kind for kind in Registration if any(allreduce.kind is kind for allreduce in self.timed))
 
     def at(self, size_bytes: int) -> dict[Registration, Timed]:
         """Return what was measured at one size."""
-        return {one.kind: one for one in self.timed if one.size_bytes == size_bytes}
+        return {allreduce.kind: allreduce for allreduce in self.timed if allreduce.size_bytes == size_bytes}
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes in bytes that were measured, ascending."""
-        return tuple(sorted({one.size_bytes for one in self.timed}))
+        return tuple(sorted({allreduce.size_bytes for allreduce in self.timed}))
 
     def custom_seconds(self, size_bytes: int) -> float | None:
         """Return vLLM's published time at one size, None if there is none."""
@@ -227,14 +229,14 @@ class SmallAllreduces:
 def small_allreduces(run: Run) -> SmallAllreduces:
     """Return what a run of `latency --collectives` says."""
     everybody = tuple(range(len(run.devices)))
-    launches = {one.point: one for one in tails(run)}
+    launches = {tail.point: tail for tail in tails(run)}
     timed = tuple(
         Timed(size, kind, summarize(measurement).seconds, launches.get(measurement.point))
         for size, by_kind in side_by_side(run, Operation.ALLREDUCE, everybody, Variant.PLAIN).items()
         for kind, measurement in by_kind.items()
     )
     calls = run.settings.layers * ALLREDUCES_A_LAYER
-    token = {one.kind: one.seconds * calls for one in timed if one.size_bytes == TOKEN_BYTES}
+    token = {allreduce.kind: allreduce.seconds * calls for allreduce in timed if allreduce.size_bytes == TOKEN_BYTES}
     return SmallAllreduces(
         timed,
         winners(run, Operation.ALLREDUCE, everybody, Variant.PLAIN),
@@ -248,4 +250,8 @@ def _alike(run: Run) -> Iterator[CustomAllReduce]:
     names = {device.name for device in run.devices}
     if len(names) == 1 and not capabilities(run.backend).simulated:
         (name,) = names
-        yield from (one for one in published().figures if one.ranks == len(run.devices) and re.search(one.gpus, name))
+        yield from (
+            figure
+            for figure in published().figures
+            if figure.ranks == len(run.devices) and re.search(figure.gpus, name)
+        )

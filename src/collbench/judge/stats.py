@@ -156,7 +156,7 @@ def noise_of_kinds(
 
 def widening(measurements: Iterable[Measurement]) -> float:
     """Return by how much errors are larger because the run's trials resemble those before; 1 where nothing shows it."""
-    return max((one.noise.widening for one in measurements if one.noise is not None), default=1.0)
+    return max((timed.noise.widening for timed in measurements if timed.noise is not None), default=1.0)
 
 
 # Trials have noise of their own where those of their kind would spread so much once in a hundred cases at most. Each

@@ -117,7 +117,7 @@ def estimates_of(
 
     What was `measured` shows whether trials resemble those before, and whether their noise is uneven.
     """
-    wider, uneven = widening(measured), any(one.noise is not None and one.noise.uneven for one in measured)
+    wider, uneven = widening(measured), any(timed.noise is not None and timed.noise.uneven for timed in measured)
     noise, freedom = noise_of_kinds(logs, labels, uneven=uneven), Counter[str]()
     for link, given in logs.items():
         freedom[labels[link]] += len(given) - 1
@@ -173,7 +173,7 @@ def chance_of_no_tie(a: Estimate, b: Estimate, delta: float) -> float:
     """
     if min(len(a.trials), len(b.trials)) < MIN_TRIALS:
         return 1.0
-    parts = [_variance(one) for one in (a, b)]
+    parts = [_variance(estimate) for estimate in (a, b)]
     error = math.sqrt(sum(variance for variance, _ in parts))
     room = round(delta - abs(a.middle - b.middle), 12)
     if room < 0 or error == 0:
@@ -300,7 +300,7 @@ class Ranking:
     @property
     def lacking(self) -> tuple[Members, ...]:
         """The sets without a figure though there should be one."""
-        return tuple(one.members for one in self.missing if not one.absence.by_design)
+        return tuple(lack.members for lack in self.missing if not lack.absence.by_design)
 
     @property
     def excused(self) -> int:
@@ -358,17 +358,18 @@ def rank_pairs(
     work = Work(operation)
     points = points_of(run, work, size_bytes)
     estimated = {
-        members: as_known(one, points[members]) for members, one in estimates(points, labels_of(run, points)).items()
+        members: as_known(estimate, points[members])
+        for members, estimate in estimates(points, labels_of(run, points)).items()
     }
     of_size = (m for m in run.measurements if m.point.size_bytes == size_bytes and m.point.work == work)
     untried = {frozenset(measurement.point.members) for measurement in of_size if measurement.untried}
     slower: dict[Members, Members] = {}
-    for members, one in estimated.items():
+    for members, own in estimated.items():
         pair = (min(members), max(members))
         if frozenset(pair) in untried:
             continue
         other = slower.get(pair)
-        if other is None or (one.middle, members) < (estimated[other].middle, other):
+        if other is None or (own.middle, members) < (estimated[other].middle, other):
             slower[pair] = members
     positions = range(len(run.devices)) if among is None else sorted(among)
     return _ranking(
@@ -423,7 +424,7 @@ def _ranking(
     tiers = tiers_of(ordered, delta)
     # The others are compared with the best one that is as steady as its label: the highest may be so by its noise, but
     # not where it alone is significantly faster than all that are steady.
-    steady = (one for one, tier in zip(order, tiers, strict=True) if tier == 1 and estimated[one].own_noise is None)
+    steady = (best for best, tier in zip(order, tiers, strict=True) if tier == 1 and estimated[best].own_noise is None)
     top = next(steady, order[0])
     best, others = estimated[top], {members: estimated[members] for members in order if members != top}
     tied = tied_with(best, others, delta) | ({top} if len(best.trials) >= MIN_TRIALS else set())

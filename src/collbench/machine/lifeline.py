@@ -132,9 +132,9 @@ def _tree(root: int) -> dict[int, bytes]:
     while True:
         processes = _processes()
         new = {
-            one: start
-            for one, (parent, start) in processes.items()
-            if tree.get(one) != start and (one == root or parent in tree)
+            pid: start
+            for pid, (parent, start) in processes.items()
+            if tree.get(pid) != start and (pid == root or parent in tree)
         }
         if not new:
             return tree
@@ -157,9 +157,9 @@ def _end_tree(root: int) -> None:
     while tree and (waited := time.monotonic() - begun) < GRACE_SECONDS + _LAST_SECONDS:
         time.sleep(0.05)
         processes = _processes()
-        tree = {one: start for one, start in tree.items() if one in processes and processes[one][1] == start}
-        for one in [one for one, (parent, _) in processes.items() if parent in tree and one not in tree]:
-            tree |= _terminate(one)
+        tree = {pid: start for pid, start in tree.items() if pid in processes and processes[pid][1] == start}
+        for pid in [pid for pid, (parent, _) in processes.items() if parent in tree and pid not in tree]:
+            tree |= _terminate(pid)
         if waited >= GRACE_SECONDS:
             _signal(tree, signal.SIGKILL)
 

@@ -145,7 +145,7 @@ class PortChange:
 def changes(before: Sequence[NetworkPort], after: Sequence[NetworkPort]) -> Iterator[PortChange]:
     """Yield what changed on each port, by host and name. A counter that fell was reset, and says nothing."""
     later = {(port.host, port.name): port for port in after}
-    for port in sorted(before, key=lambda one: (one.host, one.card, one.number)):
+    for port in sorted(before, key=lambda port: (port.host, port.card, port.number)):
         then = later.get((port.host, port.name))
         if then is None:
             yield PortChange(port, "state", port.state, None)

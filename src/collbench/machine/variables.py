@@ -64,9 +64,9 @@ def falsified(environment: Mapping[str, str]) -> Iterator[Falsified]:
 
 def refuse(use: Use, environment: Mapping[str, str] = os.environ) -> None:
     """Raise UsageError for the first variable that makes these figures false."""
-    for one in falsified(environment):
-        if use in one.uses:
-            raise UsageError(f"{one.name}={one.value}: {one.why}", f"unset {one.name}")
+    for variable in falsified(environment):
+        if use in variable.uses:
+            raise UsageError(f"{variable.name}={variable.value}: {variable.why}", f"unset {variable.name}")
 
 
 def switched_on(value: str | None) -> bool:

@@ -118,7 +118,7 @@ class _Again:
         it; what hangs is kept: jobs send through host memory, too.
         """
         slowest: dict[tuple[str, float | None], Reading] = {}
-        for reading in sorted(diagnosis.unstaged, key=lambda one: one.gbs):
+        for reading in sorted(diagnosis.unstaged, key=lambda reading: reading.gbs):
             slowest.setdefault((reading.label, diagnosis.facts.limit(reading.members)), reading)
         pairs = [tuple(sorted(reading.members)) for reading in slowest.values()]
         say(f"measuring copies through host memory on {device_sets(pairs, self.run.devices)}: P2P is slow there")
@@ -127,10 +127,14 @@ class _Again:
         fresh, error = self._measured(both_ways, {STAGED: size}, _STAGED_TRIALS)
         if error:
             say(f"not measured: {error}")
-        for failed in (one for one in fresh if one.failure):
+        for failed in (measurement for measurement in fresh if measurement.failure):
             say(f"not measured on {tags(failed.point.members, self.run.devices, ' → ')}: {failed.failure}")
-        hung = [one for one in fresh if one.failure and one.failure.kind is FailureKind.HANG]
-        self.run.measurements += hung if error else [one for one in fresh if one in hung or not one.failure]
+        hung = [
+            measurement for measurement in fresh if measurement.failure and measurement.failure.kind is FailureKind.HANG
+        ]
+        self.run.measurements += (
+            hung if error else [measurement for measurement in fresh if measurement in hung or not measurement.failure]
+        )
 
     def _measured(
         self, groups: Mapping[Work, Sequence[Members]], sizes: Mapping[Work, int], trials: int = _TRIALS

@@ -122,7 +122,7 @@ def _compare(
     steps = plan.step(work, together, size), plan.step(work, [members], size)
     timings = [(time_step(backend, steps[0]), time_step(backend, steps[1])) for _ in range(trials)]  # in turn
     concurrent = [median(both.seconds[index]) for both, _ in timings]
-    isolated = [median(one.seconds[0]) for _, one in timings]
+    isolated = [median(alone.seconds[0]) for _, alone in timings]
     delta = tie_threshold(max(trial_noise([[*map(math.log, seconds)]]) for seconds in (isolated, concurrent)))
     ratio = median(isolated) / median(concurrent)
     timed = sum(timing.region_seconds(step) for both in timings for step, timing in zip(steps, both, strict=True))

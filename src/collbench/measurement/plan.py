@@ -369,7 +369,7 @@ class Request(Asked):
     def registrations(self) -> tuple[Registration, ...]:
         """The kinds of registered memory that the collectives need."""
         kinds = {work.registration for work in self.collectives}
-        return tuple(one for one in Registration if one in kinds - {Registration.NONE})
+        return tuple(registration for registration in Registration if registration in kinds - {Registration.NONE})
 
     def supported_by(self, nccl: str) -> tuple[Request, list[Skipped]]:
         """Return the request without kinds of memory that this version of NCCL lacks ("" for no NCCL), and these.
@@ -558,7 +558,7 @@ def _device_sets(variant: Variant, n: int) -> tuple[Members, ...]:
     if variant.endpoints is Endpoints.PAIR:
         return unordered_pairs(n)
     if variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
-        return tuple((one, *(other for other in range(n) if other != one)) for one in range(n))
+        return tuple((device, *(other for other in range(n) if other != device)) for device in range(n))
     return directed_links(n)
 
 

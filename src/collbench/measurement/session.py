@@ -119,7 +119,7 @@ class Session:
 def _check_success(run: Run) -> None:
     """Raise BackendError if every data point failed; it names a hang first, and on which devices."""
     if run.measurements and not any(measurement.samples for measurement in run.measurements):
-        failures = [(one.point.members, one.failure) for one in run.measurements if one.failure is not None]
+        failures = [(lost.point.members, lost.failure) for lost in run.measurements if lost.failure is not None]
         hangs = (failed for failed in failures if failed[1].kind is FailureKind.HANG)
         members, failure = next(hangs, failures[-1])
         where = device_sets([members], run.devices)

@@ -225,7 +225,7 @@ class Trials:
         ((members,), (point,)) = step.groups, points_of(step)
         self._mark_failed(point, error.failure)
         self.wanted.discard(point)
-        alike = {(work, one) for work, some in self.plan.groups.items() for one in some if set(one) == set(members)}
+        alike = {(work, same) for work, some in self.plan.groups.items() for same in some if set(same) == set(members)}
         self.plan = replace(self.plan, isolated=self.plan.isolated | alike)
 
     def without_hung(self) -> Plan:
@@ -394,13 +394,13 @@ def time_singles(backend: Backend, plan: Plan, run: Run, rng: random.Random, wat
     Groups run alone, unless the user wants them together. A step that fails is its data points' failure, and the last
     one: each of the others may take a watchdog's time.
     """
-    failed = {one.point for one in run.measurements if one.failure}
+    failed = {measurement.point for measurement in run.measurements if measurement.failure}
     steps = list(_single_steps(plan, failed))
     rng.shuffle(steps)
     for number, (step, outcome) in enumerate(backend.time_steps(steps), 1):
         points = points_of(step)
         if isinstance(outcome, StepFailed):
-            for measurement in (one for one in run.measurements if one.point in points):
+            for measurement in (timed for timed in run.measurements if timed.point in points):
                 measurement.stop, measurement.failure = StopReason.FAILED, outcome.failure
             watcher.keep()
             return

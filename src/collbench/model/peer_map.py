@@ -82,19 +82,23 @@ class PeerLink:
 
     def of(self, work: Work) -> Crossing | None:
         """Return the worst of what was sent so, else the largest message; None if nothing was."""
-        return min((one for one in self.crossings if one.work == work), key=_worst_then_largest, default=None)
+        return min(
+            (crossing for crossing in self.crossings if crossing.work == work), key=_worst_then_largest, default=None
+        )
 
     @property
     def state(self) -> PeerState:
         """The worst that peer access showed."""
-        worst = min((one for one in self.crossings if one.work in BY_PEER_ACCESS), key=_worst_then_largest).state
+        worst = min(
+            (crossing for crossing in self.crossings if crossing.work in BY_PEER_ACCESS), key=_worst_then_largest
+        ).state
         slow = worst is PeerState.WORKS and (self.staged_faster or 0) > STAGED_FASTER
         return PeerState.SLOW if slow else worst
 
     @property
     def staged_faster(self) -> float | None:
         """How many times the rate of the copy engine copies through host memory reach; None if one is unknown."""
-        staged, direct = (one.gbs if one else None for one in map(self.of, (THROUGH_HOST, COPY_ENGINE)))
+        staged, direct = (crossing.gbs if crossing else None for crossing in map(self.of, (THROUGH_HOST, COPY_ENGINE)))
         return staged / direct if staged and direct else None
 
     @property

@@ -102,7 +102,7 @@ class PeerReadWrite:
     @property
     def statuses(self) -> tuple[PeerStatus, ...]:
         """What was reported, reading first, each status once."""
-        return tuple(dict.fromkeys(one for one in (self.read, self.write) if one is not None))
+        return tuple(dict.fromkeys(status for status in (self.read, self.write) if status is not None))
 
     @property
     def denied(self) -> bool:

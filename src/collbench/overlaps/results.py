@@ -49,7 +49,7 @@ def parse_compute(text: str) -> Compute:
     """Return the compute that "gemm", "gemm:8192" or "memory:256" names. Raises UsageError."""
     match = _WORD.fullmatch(text.strip().lower())
     if match is None or match[1] not in list(ComputeKind):
-        raise UsageError(f"compute '{text}' is unknown: choose from {', '.join(f'{one}:N' for one in ComputeKind)}")
+        raise UsageError(f"compute '{text}' is unknown: choose from {', '.join(f'{kind}:N' for kind in ComputeKind)}")
     kind = ComputeKind(match[1])
     size = int(match[2]) if match[2] else DEFAULT_SIZES[kind]
     if not 1 <= size <= _LARGEST:

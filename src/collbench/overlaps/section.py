@@ -122,8 +122,8 @@ def spread(overlap: Overlap) -> Interval:
 
 def strongest(overlaps: Iterable[Overlap]) -> Overlap | None:
     """Return the data point whose collective loses most, of those whose factor is not 1; None if there is none."""
-    sure = [one for one in overlaps if one.trials and summarize(one).collective_factor.excludes(1.0)]
-    return max(sure, key=lambda one: summarize(one).collective_factor.value, default=None)
+    sure = [overlap for overlap in overlaps if overlap.trials and summarize(overlap).collective_factor.excludes(1.0)]
+    return max(sure, key=lambda overlap: summarize(overlap).collective_factor.value, default=None)
 
 
 # What is shown of it.
@@ -188,7 +188,7 @@ def failed_overlap(overlap: Overlap, devices: Sequence[Device]) -> str:
 
 def failures(run: Run) -> list[str]:
     """Return a line for each of the first data points that failed."""
-    lines = [f"failed    {failed_overlap(one, run.devices)}" for one in overlaps_of(run) if one.failure is not None]
+    lines = [f"failed    {failed_overlap(lost, run.devices)}" for lost in overlaps_of(run) if lost.failure is not None]
     return capped(lines, _FEW_FAILURES, "failed    and {} more")
 
 
@@ -203,7 +203,7 @@ def _tables(run: Run) -> Iterator[tuple[str, Table, Table]]:
     measured = [overlap for overlap in overlaps_of(run) if overlap.trials]
     several_settings = len({(overlap.priority, overlap.ctas) for overlap in measured}) > 1
     for compute in dict.fromkeys(overlap.compute for overlap in measured):
-        points = sorted((one for one in measured if one.compute == compute), key=lambda one: one.size_bytes)
+        points = sorted((point for point in measured if point.compute == compute), key=lambda point: point.size_bytes)
         every = table(*_HEADS, rows=map(_cells, points), left=("size", "priority"), keys=3)
         rows = every if several_settings else every.without(_SETTINGS)
         brief = rows.without(_ONLY_WHOLE) if several_settings else rows
@@ -244,7 +244,7 @@ def _times(factor: float) -> str:
 def _raw(run: Run) -> Iterator[Part]:
     """Yield how many trials, calls and units of compute each data point rests on, and how calls spread."""
     rows = []
-    for overlap in (one for one in overlaps_of(run) if one.trials):
+    for overlap in (timed for timed in overlaps_of(run) if timed.trials):
         name = f"{format_size(overlap.size_bytes)} {overlapping(overlap)}"
         calls = sum(len(trial.beside_calls) for trial in overlap.trials)
         units = sum(trial.covered_units for trial in overlap.trials)
@@ -256,18 +256,20 @@ def _raw(run: Run) -> Iterator[Part]:
 
 def _verified(run: Run) -> Iterator[str]:
     """Yield how many data points were not verified: no line would look like agreement."""
-    unknown = sum(bool(one.trials) and None in (one.wrong, one.wrong_compute) for one in overlaps_of(run))
+    unknown = sum(
+        bool(overlap.trials) and None in (overlap.wrong, overlap.wrong_compute) for overlap in overlaps_of(run)
+    )
     if unknown:
         yield f"verified  not {amount(unknown, 'data point')}: no result could be compared"
 
 
 def failed(run: Run) -> str:
     """Return the worst data point that failed and how many more did, as a clause; "" if none did."""
-    lost = [one for one in overlaps_of(run) if one.failure or one.wrong or one.wrong_compute]
+    lost = [overlap for overlap in overlaps_of(run) if overlap.failure or overlap.wrong or overlap.wrong_compute]
     if not lost:
         return ""
     kinds = [None, *FailureKind]  # None: wrong data
-    worst = min(lost, key=lambda one: kinds.index(one.failure and one.failure.kind))
+    worst = min(lost, key=lambda overlap: kinds.index(overlap.failure and overlap.failure.kind))
     more = f"; and {amount(len(lost) - 1, 'more data point')}" if len(lost) > 1 else ""
     return f"{device_sets([worst.members], run.devices)}: {failed_overlap(worst, run.devices)}{more}"
 
@@ -275,7 +277,7 @@ def failed(run: Run) -> str:
 def html(run: Run) -> Html:
     """Return the data point whose collective slows down most: tables have each of them."""
     question = "Cost of overlap"
-    if not any(one.trials for one in overlaps_of(run)):
+    if not any(overlap.trials for overlap in overlaps_of(run)):
         return Html(question, "nothing measured")
     worst = strongest(overlaps_of(run))
     if worst is None:

@@ -28,18 +28,18 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         rankings = [] if deciding is None else ranking.rankings_of_pairs(own, deciding)
         answer["best"] = [
             {
-                "devices": [names[member] for member in one.members],
-                "members": list(one.members),
-                "reason": one.why(run.devices),
-                "predicted_gbs": [one.band.lo, one.band.hi] if one.band else None,
-                "tied": one.tied,
-                "failed": [[names[member] for member in members] for members in one.failed],
+                "devices": [names[member] for member in choice.members],
+                "members": list(choice.members),
+                "reason": choice.why(run.devices),
+                "predicted_gbs": [choice.band.lo, choice.band.hi] if choice.band else None,
+                "tied": choice.tied,
+                "failed": [[names[member] for member in members] for members in choice.failed],
             }
-            for one in (choose_each(run) if rankings else ())
+            for choice in (choose_each(run) if rankings else ())
         ]
-        answer["left_out"] = [{"device": names[one.member], "reason": one.reason} for one in left_out(run)]
-        answer["rankings"] = [picked(one, "operation", "kind") | ranking.figures_json(one) for one in rankings]
-        for standing in (standing for one in answer["rankings"] for standing in one["standings"]):
+        answer["left_out"] = [{"device": names[left.member], "reason": left.reason} for left in left_out(run)]
+        answer["rankings"] = [picked(ranked, "operation", "kind") | ranking.figures_json(ranked) for ranked in rankings]
+        for standing in (standing for ranked in answer["rankings"] for standing in ranked["standings"]):
             standing["devices"] = [names[member] for member in standing["members"]]
         answer["check"] = verdicts.as_json(diagnosis)
     if run.settings.layers:

@@ -94,7 +94,7 @@ def communicators(run: Run) -> list[Communicator]:
 
 
 def _rows(run: Run, measurements: Sequence[Measurement]) -> dict[int, tuple[Half | None, Half | None]]:
-    points = {(one.point.size_bytes, one.point.variant): one for one in measurements}
+    points = {(measurement.point.size_bytes, measurement.point.variant): measurement for measurement in measurements}
     sizes = sorted({size for size, _ in points})
     return {
         size: (_half(run, points.get((size, Variant.PLAIN))), _half(run, points.get((size, Variant.IN_PLACE))))
@@ -139,7 +139,7 @@ def lines(run: Run) -> list[str]:
     Raises UsageError for a run without collectives.
     """
     first = [f"# not to be trusted: {worst_troubles(run)}"] if outcome(run).troubles else []
-    return first + [line for one in communicators(run) for line in _report(one)]
+    return first + [line for communicator in communicators(run) for line in _report(communicator)]
 
 
 def _report(one: Communicator) -> Iterator[str]:

@@ -65,7 +65,7 @@ def _about(run: Run) -> Iterator[Metric]:
     yield _gauge("run_info", "What was measured, and by what.", [(labels, 1)])
     yield _gauge("run_started_timestamp_seconds", "When the run began, Unix time.", [({}, _started(run))])
     yield _gauge("run_complete", "1 if the run finished.", [({}, run.complete)])
-    devices = [({"device": one.tag, **picked(one, "uuid", "name", "pci_bus_id")}, 1) for one in run.devices]
+    devices = [({"device": device.tag, **picked(device, "uuid", "name", "pci_bus_id")}, 1) for device in run.devices]
     yield _gauge("device_info", "The devices of the run.", devices)
 
 

@@ -197,7 +197,7 @@ def outcome_of(run: Run, trials: Sequence[Trial], failure: Failure | None) -> Ro
 
 def _point_rows(run: Run) -> Iterator[Row]:
     paths = {frozenset(path.devices): path for path in run.paths}
-    check, launches = Check(run), {one.point: one for one in tails(run)}
+    check, launches = Check(run), {tail.point: tail for tail in tails(run)}
     for measurement in run.measurements:
         point = measurement.point
         path = None if point.variant.host_memory else paths.get(frozenset(point.members))

@@ -22,7 +22,7 @@ def drawn(
     for part in shown(page, verbose=verbose):
         if isinstance(part, Table):
             folded = [part] if columns is None else fold(part, columns)
-            yield Text("\n\n".join("\n".join(one.lines()) for one in folded))
+            yield Text("\n\n".join("\n".join(part.lines()) for part in folded))
         elif isinstance(part, Found):
             yield _found(part, sys.maxsize if columns is None else wide)
         elif colored or not isinstance(part, Legend):

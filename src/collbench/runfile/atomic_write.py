@@ -154,7 +154,7 @@ def make_private(folder: Path) -> None:
 
     Folders that exist are left as they are.
     """
-    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+    for missing in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
         with contextlib.suppress(FileExistsError):  # made by another process meanwhile
             missing.mkdir(mode=0o700)
 

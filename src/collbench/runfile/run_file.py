@@ -188,7 +188,7 @@ def _check_result(run: Run, result: Measurement | Latency, where: str) -> None:
         _check_failure(result.failure, positions, f"{where}.failure")
         if not all(sample.seconds for sample in result.samples) or not (result.samples or result.failure):
             raise ValueError(f"{where} has no batch times")
-    flags = result.flags if isinstance(result, Latency) else (flag for one in result.samples for flag in one.flags)
+    flags = result.flags if isinstance(result, Latency) else (flag for trial in result.samples for flag in trial.flags)
     for flag in flags:
         _check_members(flag.devices, positions, f"{where}: a flag's devices", fewest=0)
 

@@ -48,7 +48,7 @@ def devices(fabric: Fabric) -> tuple[Device, ...]:
 def paths(fabric: Fabric) -> tuple[Path, ...]:
     """Return every pair's path as nvidia-smi and NVML report it, theory in GB/s."""
     tree = Tree(fabric)
-    reported = {frozenset(one.gpus): one for one in fabric.labels}
+    reported = {frozenset(label.gpus): label for label in fabric.labels}
     pairs = combinations(range(len(fabric.gpus)), 2)
     return tuple(_overridden(_path(fabric, tree, *pair), reported.get(frozenset(pair))) for pair in pairs)
 

@@ -58,7 +58,7 @@ def coverage(facts: Facts) -> Coverage:
     """
     run = facts.run
     troubles, absences = outcome(run), Absences(run)
-    untried = {one.devices for one in troubles.troubles if one.kind is TroubleKind.UNTRIED}
+    untried = {trouble.devices for trouble in troubles.troubles if trouble.kind is TroubleKind.UNTRIED}
     judged: list[Pair] = []
     missed: dict[Pair, Absence] = {}
     for pair in combinations(range(len(run.devices)), 2):
@@ -99,7 +99,9 @@ def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
         return Absence(AbsenceKind.SMALL)
     # What was requested, on any pair, and what was skipped.
     works = {work: None for work in map(Work, run.settings.operations) if _could_judge(work)}
-    works |= {one.work: None for one in run.skipped if one.work is not None and one.members and _could_judge(one.work)}
+    works |= {
+        skip.work: None for skip in run.skipped if skip.work is not None and skip.members and _could_judge(skip.work)
+    }
     reasons = [absences.of(work, pair) for work in works] or [absences.of(_FIRST, pair)]
     # What was skipped is no reason where an interrupted run came to nothing else on the pair either.
     first_kinds = AbsenceKind.NOT_REACHED, AbsenceKind.SKIPPED

@@ -61,9 +61,9 @@ def interference(facts: Facts) -> Iterator[Verdict]:
 
 
 def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bool) -> Verdict:
-    check = min(checks, key=lambda one: one.ratio)
-    labels = tuple(sorted({one.label for one in checks}, key=rank_key))
-    works = names(Work(one.operation, one.variant) for one in checks)
+    check = min(checks, key=lambda check: check.ratio)
+    labels = tuple(sorted({check.label for check in checks}, key=rank_key))
+    works = names(Work(check.operation, check.variant) for check in checks)
     links = both_ways((a, b) for path in facts.run.paths if path.label in labels for a, b in [path.devices])
     members = tuple(sorted({member for link in links for member in link}))
     state = "nvidia-smi topo -m; nvidia-smi pmon -c 1"
@@ -234,14 +234,14 @@ def _trials(facts: Facts) -> tuple[_Array, _Flags]:
     made in no pass.
     """
     points = []
-    for one in facts.run.measurements:
-        passes = [sample for sample in one.samples if not sample.confirms]
-        if one.point.size_bytes >= TELLING_BYTES and len(passes) >= MIN_TRIALS:
-            points.append((one, np.log(trial_seconds(replace(one, samples=passes)))))
+    for measurement in facts.run.measurements:
+        passes = [sample for sample in measurement.samples if not sample.confirms]
+        if measurement.point.size_bytes >= TELLING_BYTES and len(passes) >= MIN_TRIALS:
+            points.append((measurement, np.log(trial_seconds(replace(measurement, samples=passes)))))
     logs = np.full((len(points), max((len(times) for _, times in points), default=0)), np.nan)
     for row, (_, times) in zip(logs, points, strict=True):
         row[: len(times)] = times
-    touches = [[device in one.point.members for one, _ in points] for device in range(len(facts.run.devices))]
+    touches = [[device in timed.point.members for timed, _ in points] for device in range(len(facts.run.devices))]
     return logs, np.array(touches, dtype=bool)
 
 
@@ -265,7 +265,7 @@ def _slowest(logs: _Array, touches: _Flags) -> _Slow | None:
                 found.append(_Slow((device,), float(shifts.slower[touched].mean()), begin, end))
     if not found:
         return None
-    worst = max(found, key=lambda one: one.by)
+    worst = max(found, key=lambda slow: slow.by)
     touched = touches[worst.devices[0]]
     alike = [device for device, others in enumerate(touches) if np.array_equal(others, touched)]
     return worst._replace(devices=tuple(alike))

@@ -140,7 +140,7 @@ class _Seen(NamedTuple):
 def likeness(facts: Facts, members: Sequence[int]) -> tuple[object, ...]:
     """Return what links must have in common to be compared: the products at their ends, these' slots, and the limit."""
     devices = [facts.run.devices[member] for member in members] if not facts.on_cores else []
-    ends = sorted(str((one.name, one.pcie_generation, one.pcie_width)) for one in devices)
+    ends = sorted(str((device.name, device.pcie_generation, device.pcie_width)) for device in devices)
     return (*ends, facts.limit(members) if len(members) == 2 else None)
 
 
@@ -157,7 +157,7 @@ def _blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Eleme
     candidates = _distinct(_candidates(facts, over_nvlink=over_nvlink), seen)
     if not candidates:
         return ()
-    below, error = (np.array([getattr(one, name) for one in seen]) for name in ("below", "error"))
+    below, error = (np.array([getattr(reading, name) for reading in seen]) for name in ("below", "error"))
     predicted = np.array([_predicted(element, seen, collective=collective) for element in candidates])
     cost = 2 * math.log(len(seen)) + 2 * math.log(len(candidates))
 
@@ -168,7 +168,7 @@ def _blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Eleme
     promising = np.argsort(misfits(predicted), kind="stable")[:_PROMISING]
     candidates, predicted = [candidates[place] for place in promising], predicted[promising]
     # Each element alone on the diagonal, and with each other one: two faults may hide behind a third that has none.
-    fits = np.array([misfits(np.minimum(one, predicted)) for one in predicted])
+    fits = np.array([misfits(np.minimum(prediction, predicted)) for prediction in predicted])
     alone, nothing = fits.diagonal(), float(misfits(np.zeros(len(seen))))
     two = fits.min() + cost < alone.min()
     best = float(fits.min() if two else alone.min())
@@ -177,7 +177,7 @@ def _blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Eleme
     if not two:
         fits = np.where(np.eye(len(fits)) > 0, fits, np.inf)
     places = sorted(
-        ((one, other) for one, other in np.argwhere(fits < best + _UNDECIDED) if one <= other), key=fits.item
+        ((first, other) for first, other in np.argwhere(fits < best + _UNDECIDED) if first <= other), key=fits.item
     )
     alike = [[candidates[place] for place in dict.fromkeys(both)] for both in places]
     chosen = sorted({*places[0]}, key=lambda place: predicted[place].sum())
@@ -197,26 +197,31 @@ def _undecided(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:
     def parts(elements: Sequence[Element]) -> frozenset[object]:
         return frozenset(map(part, elements))
 
-    if not any(one.shared for one in alike[0]):
+    if not any(element.shared for element in alike[0]):
         return
     # Those without a link's own lanes first, then GPUs: they are more than uplinks, and fail more often.
     simple = sorted(
-        (elements for elements in alike if any(one.shared for one in elements)),
-        key=lambda elements: (sum(not one.shared for one in elements), sum(not one.of_gpu for one in elements)),
+        (elements for elements in alike if any(element.shared for element in elements)),
+        key=lambda elements: (
+            sum(not element.shared for element in elements),
+            sum(not element.of_gpu for element in elements),
+        ),
     )
     first = simple[0]
     second = next((other for other in simple if parts(other) != parts(first)), None)
     if second is None:
         return
     sure = frozenset[object].intersection(*map(parts, simple))
-    yield from (one for one in first if part(one) in sure)
+    yield from (element for element in first if part(element) in sure)
     either = tuple(
-        tuple(sorted((one for one in elements if part(one) not in sure), key=lambda one: one.devices))
+        tuple(
+            sorted((element for element in elements if part(element) not in sure), key=lambda element: element.devices)
+        )
         for elements in (first, second)
     )
     both = [*either[0], *either[1]]
-    devices = tuple(sorted({device for one in both for device in one.devices}))
-    links = frozenset[Link]().union(*(one.links for one in both))
+    devices = tuple(sorted({device for element in both for device in element.devices}))
+    links = frozenset[Link]().union(*(element.links for element in both))
     yield Element(Part.EITHER, devices, links, either=either)
 
 
@@ -224,8 +229,8 @@ def _distinct(candidates: Iterable[Element], seen: Sequence[_Seen]) -> list[Elem
     """Return the candidates that something slow crosses; of those that the same things cross the narrowest, first."""
     found: dict[tuple[bool, ...], Element] = {}
     for element in candidates:
-        crossing = tuple(element.crossed_by(one) for one in seen)
-        if any(crosses and _slow(one) for crosses, one in zip(crossing, seen, strict=True)):
+        crossing = tuple(element.crossed_by(reading) for reading in seen)
+        if any(crosses and _slow(reading) for crosses, reading in zip(crossing, seen, strict=True)):
             found.setdefault(crossing, element)
     return list(found.values())
 
@@ -237,9 +242,9 @@ def _slow(seen: _Seen) -> bool:
 def _predicted(element: Element, seen: Sequence[_Seen], *, collective: bool) -> list[float]:
     """Return how far below its typical rate the element leaves each, if its capacity is what slow ones reach."""
     crossing: dict[int, list[_Seen]] = defaultdict(list)
-    for one in seen:
-        if element.crossed_by(one):
-            crossing[one.kind].append(one)
+    for reading in seen:
+        if element.crossed_by(reading):
+            crossing[reading.kind].append(reading)
     capacity = {
         kind: _capacity(ones, collective=collective) for kind, ones in crossing.items() if any(map(_slow, ones))
     }
@@ -248,7 +253,9 @@ def _predicted(element: Element, seen: Sequence[_Seen], *, collective: bool) -> 
         capacity |= {kind: max(capacity[kind], carried) for kind in (_PLAIN, _HOST)}
     direct = min((capacity[kind] for kind in (_PLAIN, _HOST) if kind in capacity), default=math.inf)
     limits = {kind: capacity.get(kind, direct if kind != _STAGED else math.inf) for kind in range(3)}
-    return [min(0.0, limits[one.kind] - one.typical) if element.crossed_by(one) else 0.0 for one in seen]
+    return [
+        min(0.0, limits[reading.kind] - reading.typical) if element.crossed_by(reading) else 0.0 for reading in seen
+    ]
 
 
 def _capacity(crossing: Sequence[_Seen], *, collective: bool) -> float:
@@ -257,11 +264,11 @@ def _capacity(crossing: Sequence[_Seen], *, collective: bool) -> float:
     It carries the fastest that crosses it: what is slower than that is slow by something else, too. Of collectives the
     median of slow ones counts, as NCCL reaches another share on each label.
     """
-    rates = [one.typical + one.below for one in crossing]
-    slow = [rate for rate, one in zip(rates, crossing, strict=True) if _slow(one)]
+    rates = [reading.typical + reading.below for reading in crossing]
+    slow = [rate for rate, reading in zip(rates, crossing, strict=True) if _slow(reading)]
     if collective:
         return median(slow)
-    least = max(rate - _SAME_SIGMA * one.error for rate, one in zip(rates, crossing, strict=True))
+    least = max(rate - _SAME_SIGMA * reading.error for rate, reading in zip(rates, crossing, strict=True))
     near = [rate for rate in slow if rate >= least]
     return median(near) if near else max(rates)
 
@@ -378,7 +385,7 @@ def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
     def groups(labels: Collection[str], alone: Iterable[int] = ()) -> list[frozenset[int]]:
         joined = (tuple(pair) for pair, label in tree.items() if label in labels)
         islands = chained([*joined, *((gpu,) for gpu in alone)])
-        return sorted((frozenset(one) for one in islands), key=sorted)
+        return sorted((frozenset(island) for island in islands), key=sorted)
 
     def element(part: Part, devices: Iterable[int], crossing: Iterable[Link]) -> Element:
         return Element(part, tuple(sorted(devices)), frozenset(crossing))
@@ -397,10 +404,10 @@ def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
     inside = [link for link in links if tree.get(frozenset(link)) in ("PHB", "NODE")]
     for socket in sockets:
         yield element(Part.FORWARDING, socket, (link for link in inside if {*link} <= socket))
-    for one, other in permutations(sockets, 2):
-        between = [(a, b) for a, b in across if a in one and b in other]
-        if min(one) < min(other):
-            yield element(Part.SOCKETS, one | other, both_ways(between))
-        yield element(Part.SOCKETS, one | other, between)
+    for first, other in permutations(sockets, 2):
+        between = [(a, b) for a, b in across if a in first and b in other]
+        if min(first) < min(other):
+            yield element(Part.SOCKETS, first | other, both_ways(between))
+        yield element(Part.SOCKETS, first | other, between)
     for part, crossing in ((Part.SOCKETS, across), (Part.FORWARDING, inside), (Part.FORWARDING, [*inside, *across])):
         yield element(part, {member for link in crossing for member in link}, crossing)

@@ -54,21 +54,21 @@ def _corruptions(facts: Facts) -> Iterator[Verdict]:
 def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[Verdict]:
     on_links: dict[Link, list[Measurement]] = defaultdict(list)
     elsewhere: dict[tuple[int, ...], list[Measurement]] = defaultdict(list)
-    copies = [one for one in facts.run.measurements if one.point.work in (*CE, *SM, *CPU)]
-    broken = {link for one in copies if one.failure for link in directed_links(one.point.work, one.point.members)}
-    sound = {link for one in copies for link in directed_links(one.point.work, one.point.members)} - broken
-    for one in bad:
-        links = directed_links(one.point.work, one.point.members)
+    copies = [copy for copy in facts.run.measurements if copy.point.work in (*CE, *SM, *CPU)]
+    broken = {link for copy in copies if copy.failure for link in directed_links(copy.point.work, copy.point.members)}
+    sound = {link for copy in copies for link in directed_links(copy.point.work, copy.point.members)} - broken
+    for failed in bad:
+        links = directed_links(failed.point.work, failed.point.members)
         if broken.intersection(links):  # a collective fails with either way of its pair; copies tell which
             links = tuple(link for link in links if link not in sound)
         for link in links:
-            on_links[link].append(one)
+            on_links[link].append(failed)
         if not links:
-            elsewhere[_affected(one.point.work, one.point.members)].append(one)
+            elsewhere[_affected(failed.point.work, failed.point.members)].append(failed)
     points = (measurement.point for measurement in facts.run.measurements)
     tried = {link for point in points for link in directed_links(point.work, point.members)}
     cases = [
-        (blame, [one for link in sorted(blame.links) for one in on_links[link]])
+        (blame, [measurement for link in sorted(blame.links) for measurement in on_links[link]])
         for blame in blames(facts, on_links, tried)
     ]
     cases += [
@@ -76,7 +76,7 @@ def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[
     ]
     for blame, ours in cases:
         happened = "the work never ended" if kind is Kind.HANG else "the work failed"
-        text = f"{happened} ({names(one.point.work for one in ours)})"
+        text = f"{happened} ({names(measurement.point.work for measurement in ours)})"
         yield _failed(facts, kind, blame, text, ours[0])
 
 
@@ -126,9 +126,9 @@ def limits(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
 
 def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
     beaten, of_links = impossible(facts.run), defaultdict[Link, list[Impossible]](list)
-    for one in beaten:
-        for link in directed_links(one.point.work, one.point.members):
-            of_links[link].append(one)
+    for excess in beaten:
+        for link in directed_links(excess.point.work, excess.point.members):
+            of_links[link].append(excess)
     yield from _hidden(facts, links, of_links.keys())
     judged = {
         link
@@ -137,10 +137,10 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
         for link in directed_links(measurement.point.work, measurement.point.members)
     }
     for blame in _blames_by_label(facts, set(of_links), judged):
-        yield _impossible(facts, blame, [one for link in sorted(blame.links) for one in of_links[link]])
-    of_others = [one for one in beaten if not directed_links(one.point.work, one.point.members)]
+        yield _impossible(facts, blame, [excess for link in sorted(blame.links) for excess in of_links[link]])
+    of_others = [excess for excess in beaten if not directed_links(excess.point.work, excess.point.members)]
     if of_others:
-        members = tuple(sorted({device for one in of_others for device in one.capacity.devices}))
+        members = tuple(sorted({device for excess in of_others for device in excess.capacity.devices}))
         yield _impossible(facts, of_devices(facts, members), of_others)
 
 
@@ -198,10 +198,13 @@ def _blames_by_label(facts: Facts, bad: set[Link], links: Collection[Link], *, r
 
 def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Verdict:
     """Return the verdict on rates above their limit; noise needs no margin here, because no batch can be too fast."""
-    worst = max(beaten, key=lambda one: one.rate_gbs / one.capacity.gbs)
-    works, batches = names(one.point.work for one in beaten), sum({one.point: one.batches for one in beaten}.values())
+    worst = max(beaten, key=lambda excess: excess.rate_gbs / excess.capacity.gbs)
+    works, batches = (
+        names(excess.point.work for excess in beaten),
+        sum({excess.point: excess.batches for excess in beaten}.values()),
+    )
     above = f"{worst.rate_gbs:.0f} GB/s, above the capacity of the {worst.capacity.part}, {worst.capacity.gbs:.0f} GB/s"
-    rates = sorted(one.rate_gbs for one in beaten)
+    rates = sorted(excess.rate_gbs for excess in beaten)
     text = f"{above} ({works}; {batches} batch{'' if batches == 1 else 'es'})"
     cause = Cause(
         "timing_or_limit",

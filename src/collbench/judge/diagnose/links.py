@@ -451,7 +451,7 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten], *, alone
     by_nccl = all(reading.work.operation.is_collective for case in cases for reading in case.readings)
     variable = by_setting(facts, first, paths_only=True) if by_nccl else None
     elements = blamed(facts, over_nvlink=facts.over_nvlink(first), collective=False)
-    slow = next((one for one in elements if one.shared and links <= one.links), None)
+    slow = next((element for element in elements if element.shared and links <= element.links), None)
     if variable is not None:
         likely = variable
     elif slow is not None:

@@ -306,7 +306,7 @@ def _own_noises(
         together = own_noise((logs[point], noise[point]) for point in alike)
         for point in alike:
             alone = own_noise([(logs[point], noise[point])]) if len(logs[point]) >= _TRIALS_FOR_OWN_NOISE else None
-            noises = [one for one in (together, alone) if one is not None]
+            noises = [own for own in (together, alone) if own is not None]
             if noises:
-                found[point] = max(noises, key=lambda one: one.ratio)
+                found[point] = max(noises, key=lambda own: own.ratio)
     return found

@@ -376,11 +376,13 @@ def _variables(facts: Facts) -> Lines:
 
 def _cuda_variables(environment: Mapping[str, str]) -> Lines:
     """Judge those of CUDA and torch that change figures; some are refused (docs/method/measuring.md 5)."""
-    for one in falsified(environment):
-        level = Level.FAIL if Use.NATIVE in one.uses else Level.WARN
-        refused = "nothing on GPUs" if level is Level.FAIL else f"no {' and no '.join(one.uses)}"
-        yield line(level, one.name, f"{one.value}: {one.why}; collbench measures {refused}", f"unset {one.name}")
-    false = {one.name for one in falsified(environment)}
+    for found in falsified(environment):
+        level = Level.FAIL if Use.NATIVE in found.uses else Level.WARN
+        refused = "nothing on GPUs" if level is Level.FAIL else f"no {' and no '.join(found.uses)}"
+        yield line(
+            level, found.name, f"{found.value}: {found.why}; collbench measures {refused}", f"unset {found.name}"
+        )
+    false = {found.name for found in falsified(environment)}
     for name in (*OF_CUDA, *OF_TORCH):
         if name in environment and name not in false:
             yield _harmless(name, environment[name])

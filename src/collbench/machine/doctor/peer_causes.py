@@ -76,8 +76,8 @@ class _Case:
     @property
     def status(self) -> PeerStatus | None:
         """The driver's own reason, of NVML or of nvidia-smi; None if it gives none."""
-        answers = (*(self.link.nvml.get(one) for one in "rw"), *(self.link.tool.get(one) for one in "rw"))
-        return next((one for one in answers if one is not None and one.allows is False), None)
+        answers = (*(self.link.nvml.get(way) for way in "rw"), *(self.link.tool.get(way) for way in "rw"))
+        return next((status for status in answers if status is not None and status.allows is False), None)
 
 
 def causes(peer_map: PeerMap, facts: Facts) -> tuple[PeerCause, ...]:
@@ -116,7 +116,7 @@ def _whole(peer_map: PeerMap) -> _Whole:
     for link in peer_map.links:
         for end in link.devices:
             index = peer_map.devices[end].index
-            carried[index] = max(carried.get(index, 0.0), *(one.gbs or 0.0 for one in link.crossings))
+            carried[index] = max(carried.get(index, 0.0), *(crossing.gbs or 0.0 for crossing in link.crossings))
     return _Whole(
         offered=any(link.cuda and not labels.is_nvlink(_label(peer_map, link)) for link in peer_map.links),
         nccl_fails=isinstance(trouble, Failure)
@@ -277,7 +277,7 @@ def _generation(case: _Case) -> _Found | None:
 def _reduced(case: _Case, part: Literal["width", "generation"]) -> Iterator[Gpu]:
     """Yield the GPUs whose PCIe link has less than its best, unless more crossed it: then it was read at rest."""
     for gpu in case.ends:
-        now, best = (getattr(one, f"pcie_{part}") for one in (gpu.health, gpu.device))
+        now, best = (getattr(source, f"pcie_{part}") for source in (gpu.health, gpu.device))
         generation = now if part == "generation" else gpu.device.pcie_generation
         limit = theory.pcie(generation, gpu.health.pcie_width or gpu.device.pcie_width)
         if now and best and now < best and limit and 0 < case.whole.carried[gpu.device.index] <= limit.gbs:
@@ -326,7 +326,7 @@ def _variable(case: _Case) -> _Found | None:
         name, value = "NCCL_P2P_LEVEL", case.variables.get("NCCL_P2P_LEVEL", "").strip().upper()
         if not value or _within(case.label, _NUMBERED.get(value, value)):
             return None
-    files = [file for file, one, _ in case.facts.configured if one == name and name not in case.facts.environment]
+    files = [file for file, key, _ in case.facts.configured if key == name and name not in case.facts.environment]
     text = (
         f"{name}={value} is set{f' in {files[0]}' if files else ''}: NCCL takes {case.link.nccl}, though P2P delivers"
     )

@@ -362,7 +362,7 @@ def _by_group(times: _native.Times) -> tuple[tuple[float, ...], ...]:
 
 
 def _coverage(times: _native.Times) -> tuple[VerifiedBytes, ...]:
-    return tuple(VerifiedBytes(one.moved, one.verified) for one in times.coverage)
+    return tuple(VerifiedBytes(part.moved, part.verified) for part in times.coverage)
 
 
 def _singles(times: _native.CollectiveTimes, step: Step) -> tuple[tuple[RankLaunches, ...], ...]:
@@ -370,8 +370,10 @@ def _singles(times: _native.CollectiveTimes, step: Step) -> tuple[tuple[RankLaun
     if not step.singles:
         return ()
     ranks: list[list[RankLaunches]] = [[] for _ in step.groups]
-    for one in sorted(times.singles, key=lambda launches: launches.rank):
-        ranks[one.group].append(RankLaunches(tuple(one.arrived), tuple(one.left), one.cost, one.uncertainty, one.step))
+    for rank in sorted(times.singles, key=lambda launches: launches.rank):
+        ranks[rank.group].append(
+            RankLaunches(tuple(rank.arrived), tuple(rank.left), rank.cost, rank.uncertainty, rank.step)
+        )
     return tuple(map(tuple, ranks))
 
 
@@ -393,8 +395,8 @@ def _copying(step: Step) -> list[tuple[int, ...]]:
     if not step.work.variant.covered:
         return list(step.groups)
     timed = {group[0] for group in step.groups}
-    busy = dict.fromkeys(one for group in step.groups for one in group if one not in timed)
-    return [*step.groups, *((one, *sorted((timed | busy.keys()) - {one})) for one in busy)]
+    busy = dict.fromkeys(device for group in step.groups for device in group if device not in timed)
+    return [*step.groups, *((device, *sorted((timed | busy.keys()) - {device})) for device in busy)]
 
 
 def _transfers(work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:

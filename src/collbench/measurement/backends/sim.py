@@ -213,7 +213,7 @@ class SimBackend(Backend):
         for (member, transfer), rate in zip(every, rates, strict=True):
             timed.setdefault(member, (transfer, rate))
         covered = [timed[members[0]] for members in step.groups]
-        return [_Cost(self._empty_us(one) * _MICRO, 1e-9 / (rate * self._clock_error(one))) for one, rate in covered]
+        return [_Cost(self._empty_us(copy) * _MICRO, 1e-9 / (rate * self._clock_error(copy))) for copy, rate in covered]
 
     def _local(self, step: Step, gpu: int) -> _Cost:
         """Return the cost of a copy within a GPU's memory, which reads and writes it: with an H200's efficiency."""
@@ -255,7 +255,7 @@ class SimBackend(Backend):
 
     def _collectives(self, step: Step) -> list[_Cost]:
         row = step.work.operation.collective
-        groups = [tuple(self._gpus[one] for one in members) for members in step.groups]
+        groups = [tuple(self._gpus[member] for member in members) for members in step.groups]
         sent = [_messages(step, members) for members in groups]
         times = []
         for members, ringed, direct in zip(

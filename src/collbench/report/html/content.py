@@ -59,9 +59,9 @@ def _sections(diagnosis: Diagnosis, works: Sequence[RankedWork]) -> list[Section
 def _tiers(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
     """Yield the tiers of each work and size, as `show --ranking` prints them."""
     for number, work in enumerate(works):
-        for at, one in enumerate(work.rankings):
-            title = f"{work.work} at {format_size(one.size_bytes)}: {verdict_of(one)}"
-            parts: list[Part] = [tiers_table(run, one), *resolution(one)]
+        for at, ranking in enumerate(work.rankings):
+            title = f"{work.work} at {format_size(ranking.size_bytes)}: {verdict_of(ranking)}"
+            parts: list[Part] = [tiers_table(run, ranking), *resolution(ranking)]
             yield Group(parts, title, opened=number == at == 0, paper=at == 0)
     if not works:
         yield Group([Text("No link, pair or single device was measured.")])
@@ -110,16 +110,16 @@ def _which_devices(run: Run, ranking: Ranking | None) -> Html:
     if not chosen:
         why = "the run has no pair" if ranking is None else "no two devices that were measured together are fit"
         return Html("Which devices", "nothing to choose", [why, *lines], state)
-    any_of_them = all(one.tied or len(one.members) == len(run.devices) for one in chosen)
+    any_of_them = all(choice.tied or len(choice.members) == len(run.devices) for choice in chosen)
     short = "any of them" if any_of_them else tags(chosen[0].members, run.devices)
     return Html("Which devices", short, lines, state)
 
 
 def _how_fast(run: Run, ranking: Ranking | None) -> Html:
     """Return the rates of the pairs that were ranked; without pairs, those of the first work at its largest size."""
-    timed = [one for one in run.measured() or run.measurements if one.samples]
+    timed = [measurement for measurement in run.measured() or run.measurements if measurement.samples]
     if ranking is not None:
-        timed = [one for one in timed if one.point.work == ranking.work and len(one.point.members) == 2]
+        timed = [pair for pair in timed if pair.point.work == ranking.work and len(pair.point.members) == 2]
     if not timed:
         return Html("How fast", "nothing measured", [])
     line = matrix.rates_line(run, next(iter(matrix.at_largest(timed).values()))).plain
@@ -140,7 +140,7 @@ def _is_anything_wrong(diagnosis: Diagnosis) -> Html:
     lines += health_lines(run)[:2]
     if not run.complete:
         lines.append(interrupted(run))
-    if unfit := [one.member for one in left_out(run)]:
+    if unfit := [left.member for left in left_out(run)]:
         problems.append(f"{tags(unfit, run.devices)} not fit")
     if failed or any(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in faults):
         state = "hard"
@@ -202,7 +202,7 @@ def _written(diagnosis: Diagnosis) -> list[Part]:
 def _comparison(base: tuple[str, Run], other: tuple[str, Run], key: str) -> dict[str, Any]:
     """Return what `compare` finds between two named runs."""
     (base_name, base_run), (name, run) = base, other
-    simulated = any(capabilities(one.backend).simulated for one in (base_run, run))
+    simulated = any(capabilities(side.backend).simulated for side in (base_run, run))
     shape = {"id": key, "sim": simulated, "base": base_name, "other": name}
     if base_run.backend != run.backend:  # `compare` refuses these runs: their backends differ
         return {**shape, "how": f"not compared: {base_run.backend} and {run.backend} backend", "sections": []}
@@ -301,7 +301,7 @@ def _figure(
     family: Family, title: str, unit: str, bounds: Callable[[Measurement], Bounds], *, least: bool = False
 ) -> dict[str, Any]:
     """Return a figure by size and device set, with the ends of its interval; `least`: the smallest is the best."""
-    rows = [[bounds(one) if one is not None and one.samples else NOTHING for one in row] for row in family.grid]
+    rows = [[bounds(cell) if cell is not None and cell.samples else NOTHING for cell in row] for row in family.grid]
     low, value, high = ([[_short(three[end]) for three in row] for row in rows] for end in range(3))
     shape = {"title": title, "unit": unit, "least": least, "shades": [_shades(row, least=least) for row in value]}
     return {**shape, "value": value, "low": low, "high": high}
@@ -370,7 +370,10 @@ def _of_family(
     rankings = [None if family.kind == "group" else rank_links(run, work, size, run_outcome) for size in sizes]
     tiers = list[list[Any]]()
     for ranking in rankings:
-        of_sets = {one.members: [one.tier, one.relation.value[0]] for one in (ranking.standings if ranking else ())}
+        of_sets = {
+            standing.members: [standing.tier, standing.relation.value[0]]
+            for standing in (ranking.standings if ranking else ())
+        }
         tiers.append([of_sets.get(devices, []) for devices in sets] if ranking else [])
     rows = family.grid
     return {
@@ -381,13 +384,13 @@ def _of_family(
         "sets": [list(devices) for devices in sets],
         "names": [device_names(run.devices, work, devices) for devices in sets],
         "figures": figures(family),
-        **_noted([[_note(run, impossible_points, one) for one in row] for row in rows]),
+        **_noted([[_note(run, impossible_points, cell) for cell in row] for row in rows]),
         "ways": "both ways together" if work.variant is Variant.BOTH_WAYS else "one way",
         "labels": [labels.get(devices, "") for devices in sets],
         "theory": [_short(limits.get(devices)) for devices in sets],
         "tiers": tiers,
         "verdicts": ["" if ranking is None else verdict_of(ranking) for ranking in rankings],
-        "failed": [[at for at, one in enumerate(row) if one and one.failure and not one.samples] for row in rows],
+        "failed": [[at for at, cell in enumerate(row) if cell and cell.failure and not cell.samples] for row in rows],
         "size_names": [*map(format_size, sizes)],
     }
 

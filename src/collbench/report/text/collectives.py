@@ -87,7 +87,7 @@ def collectives_page(diagnosis: Diagnosis) -> Page:
 def _communicators(run: Run) -> Iterator[Part]:
     """Yield the rates at the largest size: of pairs a ranking and a matrix, of larger communicators a table."""
     pairs, others = (
-        at_largest(one for one in run.measured() if (len(one.point.members) == 2) is of_pairs)
+        at_largest(measurement for measurement in run.measured() if (len(measurement.point.members) == 2) is of_pairs)
         for of_pairs in (True, False)
     )
     for operation in dict.fromkeys(m.point.operation for m in run.measurements):
@@ -98,14 +98,14 @@ def _communicators(run: Run) -> Iterator[Part]:
         if operation in others:
             yield Text(f"\n{sim(run)}{operation} at {format_size(others[operation][0].point.size_bytes)}")
             rows = []
-            for one in others[operation]:
-                time, _, _, busbw, interval, _ = _point_figures(one)
-                rows.append((tags(one.point.members, run.devices), time, busbw, interval))
+            for measurement in others[operation]:
+                time, _, _, busbw, interval, _ = _point_figures(measurement)
+                rows.append((tags(measurement.point.members, run.devices), time, busbw, interval))
             yield from listed(table("devices", "time µs", "busbw GB/s", "95% interval", rows=rows), _FEW_ROWS)
 
 
 def _title(run: Run, measurements: Sequence[Measurement], kinds: Sequence[Registration]) -> str:
-    largest = max((one.point for one in measurements), key=lambda point: point.size_bytes)
+    largest = max((measurement.point for measurement in measurements), key=lambda point: point.size_bytes)
     operation, devices, settings = largest.operation, largest.members, [run.settings.dtype]
     if operation.reduces:
         settings.append(run.settings.redop)
@@ -150,7 +150,7 @@ def _table(run: Run, measurements: Sequence[Measurement], impossible_points: Map
         measurements,
         key=lambda m: (m.point.size_bytes, m.point.variant is Variant.IN_PLACE, memory.index(m.point.registration)),
     )
-    rows = (_cells(run, one, impossible=one.point in impossible_points) for one in ordered)
+    rows = (_cells(run, measurement, impossible=measurement.point in impossible_points) for measurement in ordered)
     heads = ("size", "in place", "memory", "count", *_FIGURES, "flags")
     every = table(
         *heads, rows=rows, left=("in place", "memory", "flags"), keys=3, optional={*heads} - {"size", "wrong"}
@@ -212,11 +212,11 @@ def _of_variant(run: Run, operation: Operation, devices: tuple[int, ...], varian
     sizes = side_by_side(run, operation, devices, variant)
     kinds = [kind for kind in Registration if any(kind in by_kind for by_kind in sizes.values())]
     heads, rows = (*(f"{kind} µs" for kind in kinds), *(f"{kind} GB/s" for kind in kinds), "fastest"), []
-    fastest = {one.size_bytes: one.fastest for one in by_size}
+    fastest = {winner.size_bytes: winner.fastest for winner in by_size}
     for size, by_kind in sizes.items():
         summaries = [summarize(by_kind[kind]) if kind in by_kind else None for kind in kinds]
-        times = [micro(None if one is None else one.seconds) for one in summaries]
-        rates = ["-" if one is None else f"{one.busbw:.2f}" for one in summaries]
+        times = [micro(None if summary is None else summary.seconds) for summary in summaries]
+        rates = ["-" if summary is None else f"{summary.busbw:.2f}" for summary in summaries]
         names = fastest.get(size, ())
         rows.append((format_size(size), *times, *rates, "tie" if len(names) == len(kinds) else ", ".join(names)))
     yield Text()
@@ -228,7 +228,7 @@ def fastest_memory(run: Run) -> Iterator[Part]:
     for operation, devices in by_communicator(run):
         where = f"{operation} on {tags(devices, run.devices, '-')}"
         same = ranges(winners(run, operation, devices, Variant.PLAIN))
-        yield Lines("\n".join(f"memory    {where}: {winner_words(one)}{sim(run, ' (sim)')}" for one in same))
+        yield Lines("\n".join(f"memory    {where}: {winner_words(won)}{sim(run, ' (sim)')}" for won in same))
 
 
 def winner_words(same: Sequence[Winner], names: Mapping[Registration, str] | None = None) -> str:
@@ -241,7 +241,7 @@ def winner_words(same: Sequence[Winner], names: Mapping[Registration, str] | Non
     where = f"at {first}" if len(same) == 1 else f"from {first} to {last}"
     fastest = ", ".join(called[kind] for kind in same[0].fastest)
     text = f"{fastest} {'wins' if len(same[0].fastest) == 1 else 'tie'} {where}"
-    gains = [(one.gain, one.size_bytes) for one in same if one.gain]
+    gains = [(winner.gain, winner.size_bytes) for winner in same if winner.gain]
     if not gains:
         return text
     gain, size = max(gains, key=lambda pair: pair[0].ratio)
@@ -276,27 +276,27 @@ def single_launches(run: Run, by_size: Sequence[Tails]) -> list[Part]:
 def launches_by_communicator(run: Run) -> list[list[Tails]]:
     """Return the run's single launches for each work and communicator, by size."""
     groups: dict[tuple[object, ...], list[Tails]] = defaultdict(list)
-    for one in tails(run):
-        groups[one.point.work, one.point.members].append(one)
-    return [sorted(group, key=lambda one: one.point.size_bytes) for group in groups.values()]
+    for tail in tails(run):
+        groups[tail.point.work, tail.point.members].append(tail)
+    return [sorted(group, key=lambda tail: tail.point.size_bytes) for group in groups.values()]
 
 
 def _launches_title(run: Run, by_size: Sequence[Tails]) -> str:
     """Return what was timed: "allreduce over GPU0, GPU1: 2000 single launches of each size, µs"."""
     members = tags(by_size[0].point.members, run.devices)
-    counts = dict.fromkeys(str(one.count) for one in by_size)
+    counts = dict.fromkeys(str(tail.count) for tail in by_size)
     return f"{by_size[0].point.work} over {members}: {' or '.join(counts)} single launches of each size, µs"
 
 
 def _percentiles(by_size: Sequence[Tails]) -> Table:
     """Return a row for each size, in µs: percentiles of the transfer time, and of the time with waiting."""
     rows = []
-    for one in by_size:
-        moved, waited = one.transfer or one.waited, one.waited
+    for tail in by_size:
+        moved, waited = tail.transfer or tail.waited, tail.waited
         interval = moved.interval
         between = f"{micro(interval[0])}-{micro(interval[1])}" if interval else "-"
         figures = (*map(moved.at, PERCENTILES), moved.maximum), (waited.at(50), waited.at(99), waited.maximum)
-        rows.append((format_size(one.point.size_bytes), *map(micro, figures[0]), between, *map(micro, figures[1])))
+        rows.append((format_size(tail.point.size_bytes), *map(micro, figures[0]), between, *map(micro, figures[1])))
     heads = (*(f"p{percent}" for percent in PERCENTILES), "max", "interval of p50", "waited p50", "p99", "max")
     return table("size", *heads, rows=rows)
 
@@ -305,26 +305,26 @@ def _late_lines(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
     """Yield which ranks are late, and which percentiles lack launches: lines of a name and a sentence."""
     yield from (f"late      {line}" for line in _late(run, by_size))
     needed = {percent: fewest_launches(percent) for percent in PERCENTILES}
-    most = min(one.count for one in by_size)
+    most = min(tail.count for tail in by_size)
     if few := [f"p{percent} needs {least} launches" for percent, least in needed.items() if most < least]:
         yield f"too few   {', '.join(few)}"
 
 
 def _late(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
-    if any(one.transfer is None for one in by_size):
+    if any(tail.transfer is None for tail in by_size):
         yield "not judged: hosts have no common clock; a launch's time is the longest of its ranks' own times"
         return
     if by_size[0].point.operation.rooted:
         yield f"not judged: the ranks of {by_size[0].point.operation} finish at different times by design"
         return
     by_device: dict[int, list[tuple[Tails, RankTails]]] = defaultdict(list)
-    for one in by_size:
-        for rank in one.late:
-            by_device[rank.member].append((one, rank))
+    for tail in by_size:
+        for rank in tail.late:
+            by_device[rank.member].append((tail, rank))
     for device, late in by_device.items():
         yield _described(run, device, late, len(by_size))
     if not by_device:
-        resolution = max(rank.arrives.resolved for one in by_size for rank in one.ranks if rank.arrives is not None)
+        resolution = max(rank.arrives.resolved for tail in by_size for rank in tail.ranks if rank.arrives is not None)
         yield f"no rank arrives significantly later than the others; clock resolution {micro(resolution)} µs"
 
 
@@ -340,7 +340,7 @@ def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], s
     cause = "it finishes with the others: the delay is on its GPU before the call, not on its links"
     if leaves := [rank.leaves.median for _, rank in late if rank.leaves is not None and rank.leaves.significant]:
         cause = f"it finishes {micro(max(leaves))} µs later, too: the cause is its links or its speed"
-    points = {one.point for one, _ in late}
+    points = {tail.point for tail, _ in late}
     flags = dict.fromkeys(
         sentences.flag(flag, run.devices)
         for latency in without_idle(run).latencies
@@ -382,9 +382,11 @@ def small_allreduces_page(run: Run) -> Page:
 def _small_answers(run: Run, found: SmallAllreduces) -> Iterator[str]:
     """Yield a small all-reduce's times and tail, which memory wins where, a token's cost, and vLLM's published time."""
     size = TOKEN_BYTES if TOKEN_BYTES in found.sizes else found.sizes[0]
-    times = {kind: one.seconds for kind, one in found.at(size).items()}
+    times = {kind: call.seconds for kind, call in found.at(size).items()}
     yield f"allreduce {format_size(size)} on {amount(len(run.devices), 'GPU')}, µs: {_by_kind(times, 1e6)}"
-    launched = {kind: (one.launch_at(50), one.launch_at(99)) for kind, one in found.at(size).items() if one.launches}
+    launched = {
+        kind: (call.launch_at(50), call.launch_at(99)) for kind, call in found.at(size).items() if call.launches
+    }
     if launched:
         each = (f"{_MEMORY[kind]} {micro(p50)} ({micro(p99)})" for kind, (p50, p99) in launched.items())
         yield f"launched  one by one without a graph, {format_size(size)}, p50 (p99), µs: {', '.join(each)}"
@@ -400,7 +402,7 @@ def _small_answers(run: Run, found: SmallAllreduces) -> Iterator[str]:
         origin = f"{published().source}, {published().license}"
         yield f"reference vLLM {found.custom.vllm} custom all-reduce, {where}: {took} (published: {origin})"
     elif not capabilities(run.backend).simulated:
-        yield f"reference no published times of vLLM's custom all-reduce on {counted(one.name for one in run.devices)}"
+        yield f"reference no published times of vLLM's custom all-reduce on {counted(gpu.name for gpu in run.devices)}"
 
 
 def _by_kind(seconds: Mapping[Registration, float], scale: float) -> str:
@@ -410,7 +412,7 @@ def _by_kind(seconds: Mapping[Registration, float], scale: float) -> str:
 def _graphs(found: SmallAllreduces) -> Table:
     """Return a row for each size: the time on each kind of memory, the fastest kinds, and vLLM's published time."""
     custom = [f"vLLM {found.custom.vllm}"] if found.custom else []
-    fastest = {one.size_bytes: one.fastest for one in found.winners}
+    fastest = {winner.size_bytes: winner.fastest for winner in found.winners}
     rows = []
     for size in found.sizes:
         times, names = found.at(size), fastest.get(size, ())
@@ -430,11 +432,11 @@ def small_allreduces_json(run: Run) -> dict[str, Any]:
         custom |= picked(published(), "conditions", "source", "license")
     return {
         "times": [
-            {"size_bytes": one.size_bytes, "registration": one.kind.value, "seconds": one.seconds}
-            | {"launch_p50_seconds": one.launch_at(50), "launch_p99_seconds": one.launch_at(99)}
-            for one in found.timed
+            {"size_bytes": timed.size_bytes, "registration": timed.kind.value, "seconds": timed.seconds}
+            | {"launch_p50_seconds": timed.launch_at(50), "launch_p99_seconds": timed.launch_at(99)}
+            for timed in found.timed
         ],
-        "fastest": [{"size_bytes": one.size_bytes, "registrations": [*one.fastest]} for one in found.winners],
+        "fastest": [{"size_bytes": winner.size_bytes, "registrations": [*winner.fastest]} for winner in found.winners],
         "token": {
             "layers": run.settings.layers,
             "allreduces": run.settings.layers * ALLREDUCES_A_LAYER,

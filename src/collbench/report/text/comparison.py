@@ -201,15 +201,17 @@ def matched(comparison: Comparison) -> str:
 def runs_vary(comparison: Comparison) -> str:
     """Return by how much the largest messages vary from run to run, and how that is known; "" where nothing is."""
     largest = max((change.key.size_bytes for change in comparison.changes), default=0)
-    found = [one.between for one in comparison.changes if one.key.size_bytes == largest and one.between.sigma]
+    found = [
+        change.between for change in comparison.changes if change.key.size_bytes == largest and change.between.sigma
+    ]
     if not found:
         return ""
-    spread = span([100 * one.sigma for one in found], "{:.2f}%".format)
+    spread = span([100 * variation.sigma for variation in found], "{:.2f}%".format)
     if comparison.history:
         how = f", estimated from {amount(comparison.history + 1, 'run')}"
-    elif any(one.origin is VariationSource.COMPARISON for one in found):
+    elif any(variation.origin is VariationSource.COMPARISON for variation in found):
         how = ", as these two runs show (--history FILE shows more)"
-    elif any(one.origin is VariationSource.FEW_LINKS for one in found):
+    elif any(variation.origin is VariationSource.FEW_LINKS for variation in found):
         how = f": fewer than {MIN_LINKS} links count as at least {OF_FEW_LINKS:.1%} (--history FILE estimates it)"
     else:
         how = " by default (--history FILE estimates it)"
@@ -253,7 +255,7 @@ def _found(comparison: Comparison) -> str:
         slowest = _slowest(comparison, comparison.regressions)
         return f"Regression: {slowest}, significantly more than {limit}{points}{_other_variables(comparison)}."
     judged: list[Change | Group] = [*comparison.groups, *comparison.changes]
-    if worse := [one for one in judged if one.verdict is ChangeVerdict.WORSE]:
+    if worse := [change for change in judged if change.verdict is ChangeVerdict.WORSE]:
         return f"Slower: {_slowest(comparison, worse)}; nothing significantly by more than {limit}."
     if not comparison.judged:
         return "Nothing is significant: no data point has three trials in both runs, the fewest that show noise."
@@ -268,8 +270,8 @@ def _found(comparison: Comparison) -> str:
 
 def _other_variables(comparison: Comparison) -> str:
     """Return which of NCCL's variables differ, as a clause: they are the likeliest cause, and easily undone."""
-    variables = [one for one in comparison.differences if one.what.startswith("NCCL_")]
-    return "".join(f"; {one.what} differs: {one.base} → {one.new}" for one in variables)
+    variables = [difference for difference in comparison.differences if difference.what.startswith("NCCL_")]
+    return "".join(f"; {difference.what} differs: {difference.base} → {difference.new}" for difference in variables)
 
 
 def _not_slower(comparison: Comparison) -> str:
@@ -303,8 +305,8 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
     """
     shown = {change.key for _, _, change in _rows(comparison, ChangeVerdict.WORSE)}
     copies = _largest_copies(comparison)
-    groups = [_named(comparison, one, copies) for one in slower if isinstance(one, Group)]
-    changes = [one for one in slower if isinstance(one, Change)]
+    groups = [_named(comparison, group, copies) for group in slower if isinstance(group, Group)]
+    changes = [change for change in slower if isinstance(change, Change)]
     if found := _slow_device(comparison, slower):
         ratio, name = found
     elif collectives := _slow_collectives(comparison, slower):
@@ -313,7 +315,7 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
     elif groups:
         ratio, name = min(groups)
     else:
-        worst = min([one for one in changes if one.key in shown] or changes, key=lambda one: one.ratio)
+        worst = min([change for change in changes if change.key in shown] or changes, key=lambda change: change.ratio)
         ratio, key = worst.ratio, worst.key
         name = f"{key.work} at {format_size(key.size_bytes)} on {_device_names(comparison, key.members, key.work)}"
     return f"{name}: {1 - ratio:.1%} slower"
@@ -321,7 +323,7 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
 
 def _slow_device(comparison: Comparison, slower: Sequence[Change | Group]) -> tuple[float, str] | None:
     """Return the median ratio of the pairs of the one GPU that all slower devices have in common, and its name."""
-    groups = [one for one in slower if isinstance(one, Group) and one.kind is GroupKind.DEVICES]
+    groups = [group for group in slower if isinstance(group, Group) and group.kind is GroupKind.DEVICES]
     common = set[int].intersection(*({*group.members} for group in groups)) if groups else set()
     if len(common) != 1:
         return None
@@ -335,10 +337,10 @@ def _slow_device(comparison: Comparison, slower: Sequence[Change | Group]) -> tu
 def _slow_collectives(comparison: Comparison, slower: Sequence[Change | Group]) -> list[Group]:
     """Return the groups of all collectives, if there are several, all are slower, and nothing lost more than they."""
     works = {change.key.work for change in comparison.changes if change.operation.is_collective}
-    groups = [one for one in slower if isinstance(one, Group)]
-    found = [one for one in groups if one.work in works]
-    whole = len(works) > 1 and {one.work for one in found} == works
-    return found if whole and min(groups, key=lambda one: one.ratio) in found else []
+    groups = [group for group in slower if isinstance(group, Group)]
+    found = [group for group in groups if group.work in works]
+    whole = len(works) > 1 and {group.work for group in found} == works
+    return found if whole and min(groups, key=lambda group: group.ratio) in found else []
 
 
 def _named(comparison: Comparison, group: Group, copies: _Copies) -> tuple[float, str]:
@@ -387,12 +389,14 @@ def _group_name(comparison: Comparison, group: Group, at: str = "") -> str:
 def _changed(comparison: Comparison, verdict: ChangeVerdict, most: int) -> Iterator[Part]:
     """Yield a table of what has this verdict: what has it as a whole, then data points."""
     copies = _largest_copies(comparison)
-    alike = [one for one in comparison.groups if one.verdict is verdict and not _one_way(one, copies)]
-    groups = sorted(alike, key=lambda one: -abs(1 - one.ratio))
+    alike = [group for group in comparison.groups if group.verdict is verdict and not _one_way(group, copies)]
+    groups = sorted(alike, key=lambda group: -abs(1 - group.ratio))
     rows = list[tuple[str, ...]]()
-    for one in groups:
-        size = "" if one.kind is GroupKind.DEVICES else format_size(one.size_bytes)
-        rows.append((_group_name(comparison, one), str(one.points), size, "", "", *_ratio(one.ratio, one.interval)))
+    for group in groups:
+        size = "" if group.kind is GroupKind.DEVICES else format_size(group.size_bytes)
+        rows.append(
+            (_group_name(comparison, group), str(group.points), size, "", "", *_ratio(group.ratio, group.interval))
+        )
     for name, count, shown in _rows(comparison, verdict):
         if shown.key.size_bytes < TELLING_BYTES:
             figures = [f"{figure(seconds * 1e6)} µs" for seconds in (shown.base_seconds, shown.new_seconds)]

@@ -57,9 +57,11 @@ def copies_page(diagnosis: Diagnosis) -> Page:
 def _copies_summary(diagnosis: Diagnosis) -> Page:
     """Yield the short page's table of ranges, and the matrix of the first kind of copy."""
     run, rows = diagnosis.run, list[tuple[str, ...]]()
-    for variant in (one for one in (*_MATRICES, *_TABLES) if not one.covered):
+    for variant in (kind for kind in (*_MATRICES, *_TABLES) if not kind.covered):
         measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
-        rows += [_range_row(run, Work(one, variant), points) for one, points in at_largest(measurements).items()]
+        rows += [
+            _range_row(run, Work(operation, variant), points) for operation, points in at_largest(measurements).items()
+        ]
     if rows:
         yield from both("notes", *normal_line(diagnosis.references))
         yield from short(
@@ -76,7 +78,7 @@ def _range_row(run: Run, work: Work, measurements: Sequence[Measurement]) -> tup
     """Return a work's row at one size: lowest, median and highest figure in the unit that says most."""
     size_bytes = measurements[0].point.size_bytes
     unit = unit_of(run, work, size_bytes)
-    figures = _least_to_most([value_of(one, unit) for one in measurements], f" {unit}")
+    figures = _least_to_most([value_of(measurement, unit) for measurement in measurements], f" {unit}")
     return (str(work), format_size(size_bytes), *figures)
 
 
@@ -115,8 +117,8 @@ def _matrices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -
     for operation, largest in at_largest(measurements).items():
         size_bytes = largest[0].point.size_bytes
         unit = unit_of(run, Work(operation, variant), size_bytes)
-        low, middle, high = _least_to_most([value_of(one, unit) for one in largest])
-        half = max(half_width(one) for one in largest)
+        low, middle, high = _least_to_most([value_of(measurement, unit) for measurement in largest])
+        half = max(half_width(measurement) for measurement in largest)
         within = f"each ±{half:.1%} at most" if np.isfinite(half) else "too few trials for intervals"
         yield Text()
         yield from render_bandwidths(run, operation, size_bytes, variant)
@@ -167,9 +169,9 @@ def latency_page(run: Run) -> Page:
     """Yield the page's blocks: matrices of accesses, copies and all-reduces; the short page has a row for each."""
     yield from _latency_summary(run)
     yield from whole("header", Lines(header(run)))
-    chase = [one for one in run.measured() if one.point.operation is Operation.CHASE]
-    copies = [one for one in run.measured() if one.point.operation.is_copy]
-    allreduces = [one for one in run.measured() if one.point.operation is Operation.ALLREDUCE]
+    chase = [measurement for measurement in run.measured() if measurement.point.operation is Operation.CHASE]
+    copies = [measurement for measurement in run.measured() if measurement.point.operation.is_copy]
+    allreduces = [measurement for measurement in run.measured() if measurement.point.operation is Operation.ALLREDUCE]
     for index, points in enumerate(filter(None, (chase, copies, allreduces))):
         matrices = _matrices(run, Variant.PLAIN, points)
         yield from both("matrices", *matrices) if index == 0 else whole("matrices", *matrices)
@@ -197,8 +199,8 @@ def _latency_summary(run: Run) -> Page:
 
 def _launched(run: Run) -> Iterator[Text]:
     """Yield how long ungraphed all-reduces take: as in a training step, which launches each."""
-    summaries = [summarize(one) for one in run.measured() if one.point.operation is Operation.ALLREDUCE]
-    launches = [1e6 * one.launch_seconds for one in summaries if one.launch_seconds]
+    summaries = [summarize(timed) for timed in run.measured() if timed.point.operation is Operation.ALLREDUCE]
+    launches = [1e6 * summary.launch_seconds for summary in summaries if summary.launch_seconds]
     if launches:
         low, middle, high = _least_to_most(launches)
         yield prose(f"one call of an ungraphed loop, mean of the ranks: {low} to {high} µs, median {middle}")

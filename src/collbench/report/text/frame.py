@@ -175,7 +175,7 @@ def network_lines(run: Run) -> list[str]:
 def _events(run: Run) -> Iterator[tuple[str, str]]:
     """Yield (kind, line): flags of trials, throttling, new errors, other processes, changes of network ports."""
     run = without_idle(run)
-    samples, devices = [sample for one in run.measurements for sample in one.samples], run.devices
+    samples, devices = [sample for measurement in run.measurements for sample in measurement.samples], run.devices
     flags = [flag for sample in samples for flag in set(sample.flags)]
     # Each flag with the number of trials that have it; of a GPU's temperatures the highest.
     marked: dict[tuple[FlagKind, tuple[int, ...], str, int | None], list[Flag]] = defaultdict(list)
@@ -362,11 +362,11 @@ def _interference(run: Run) -> Iterator[str]:
         count += amount(len(run.interference_checks), "comparison")
         yield f"checked   interference: a pair keeps its isolated rate within {within} while others are busy ({count})"
     for label, checks in disagreeing.items():
-        works = abridged([*dict.fromkeys(str(Work(one.operation, one.variant)) for one in checks)], _MAX_NAMES)
+        works = abridged([*dict.fromkeys(str(Work(check.operation, check.variant)) for check in checks)], _MAX_NAMES)
         sizes = [check.size_bytes for check in checks if check.size_bytes is not None]
         at = f" at {size_span(sizes)}" if sizes else ""
         members = dict.fromkeys(tuple(sorted(check.members)) for check in checks)
-        pairs = abridged([tags(one, run.devices, "-") for one in members], _MAX_NAMES)
+        pairs = abridged([tags(pair, run.devices, "-") for pair in members], _MAX_NAMES)
         share = span([check.ratio for check in checks], "{:.0%}".format)
         noise = f"{max(check.delta for check in checks):.1%}"
         yield (
@@ -431,7 +431,9 @@ _IN_ONE_PROCESS = "NCCL_SINGLE_PROC_MEM_REG_ENABLE"
 
 def nccl_notes(run: Run) -> Iterator[str]:
     """Yield a note that in a job's processes NVLS could use registered buffers (docs/method/collectives.md 1)."""
-    works = [work for work in dict.fromkeys(one.point.work for one in run.measurements) if work.operation.is_collective]
+    works = [
+        work for work in dict.fromkeys(timed.point.work for timed in run.measurements) if work.operation.is_collective
+    ]
     kinds = dict.fromkeys(work.registration for work in works if work.registration is not Registration.NONE)
     environment = run.settings.environment
     possible = run.machine.multicast is True and environment.get(NVLS_VARIABLE) != "0"

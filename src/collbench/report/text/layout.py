@@ -161,7 +161,11 @@ def both(section: str, *parts: Part) -> Iterator[Block]:
 
 def only(page: Page, section: str) -> Iterator[Part]:
     """Yield the parts of one section of the whole page."""
-    return (one.part for one in page if isinstance(one, Block) and one.section == section and one.verbose is not False)
+    return (
+        block.part
+        for block in page
+        if isinstance(block, Block) and block.section == section and block.verbose is not False
+    )
 
 
 def more(count: int, where: str = "") -> Iterator[Text]:

@@ -35,9 +35,9 @@ def render_bandwidths(
     work = Work(operation, variant)
     unit = unit_of(run, work, size_bytes)
     figures: dict[Members, float] = {
-        one.point.members: value_of(one, unit)
-        for one in run.measured(variant)
-        if one.point.work == work and one.point.size_bytes == size_bytes and len(one.point.members) == 2
+        timed.point.members: value_of(timed, unit)
+        for timed in run.measured(variant)
+        if timed.point.work == work and timed.point.size_bytes == size_bytes and len(timed.point.members) == 2
     }
     kind = "a communicator per pair, busbw" if operation.is_collective else _KINDS[variant]
     kind = "an access: row reads column's memory" if operation is Operation.CHASE else kind
@@ -113,7 +113,7 @@ def value_of(measurement: Measurement, unit: str) -> float:
 def heat_map(run: Run, ranking: Ranking) -> Figures:
     """Return a ranking of links or pairs as a heat map in the unit that says most."""
     unit = unit_of(run, ranking.work, ranking.size_bytes)
-    figures: dict[Members, float] = {one.members: value(one.seconds, one.gbs, unit) for one in ranking.standings}
+    figures: dict[Members, float] = {pair.members: value(pair.seconds, pair.gbs, unit) for pair in ranking.standings}
     return _matrix(run, figures, unit, symmetric=ranking.kind == "pair")
 
 
@@ -170,12 +170,12 @@ def rates_line(run: Run, largest: Sequence[Measurement]) -> Lines:
     """
     work, size_bytes = largest[0].point.work, largest[0].point.size_bytes
     unit = unit_of(run, work, size_bytes)
-    figures = sorted((value_of(one, unit), one.point.members) for one in largest)
+    figures = sorted((value_of(measurement, unit), measurement.point.members) for measurement in largest)
     (least, first), (most, last) = figures[0], figures[-1]
     rates = f"{span((least, most), figure)} {unit}"
     busbw = " busbw" if work.operation.is_collective and unit == "GB/s" else ""
     slowest = device_names(run.devices, work, first if unit == "GB/s" else last)
-    sets = [*dict.fromkeys(one.point.members for one in largest)]  # host copies of one GPU may be on several nodes
+    sets = [*dict.fromkeys(timed.point.members for timed in largest)]  # host copies of one GPU may be on several nodes
     where = f", slowest on {slowest}" if least < most and len(sets) > 1 else ""
     said = f"{work}, {_counted_sets(run, work, sets)}: {rates}{busbw}"
     return Lines(f"{said} at {format_size(size_bytes)}{where}{sim(run, ' (sim)')}")

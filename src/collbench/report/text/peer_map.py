@@ -43,10 +43,10 @@ _MAX_LINKS = 4
 
 def status(peer_map: PeerMap, every: Sequence[PeerCause] = ()) -> ExitStatus:
     """Return how the command ends: peer access that the driver does not offer is no failure."""
-    states = {link.state for link in peer_map.links} | {one.state for _, one in _host_trouble(peer_map)}
+    states = {link.state for link in peer_map.links} | {crossing.state for _, crossing in _host_trouble(peer_map)}
     trouble = peer_map.nccl_failure
-    failures = [one for one in (peer_map.together, trouble) if isinstance(one, Failure)]
-    states |= {Crossing(KERNEL_WRITE, 0, failure=one).state for one in failures}
+    failures = [found for found in (peer_map.together, trouble) if isinstance(found, Failure)]
+    states |= {Crossing(KERNEL_WRITE, 0, failure=found).state for found in failures}
     if states & {PeerState.HANGS, PeerState.CORRUPTS} or isinstance(trouble, WrongData):
         return ExitStatus.UNTRUSTED
     if states & {PeerState.REFUSED, PeerState.SLOW} or _contradicted(peer_map) or held_back(peer_map, every):
@@ -63,7 +63,7 @@ def unanswered(peer_map: PeerMap) -> bool:
 def _host_trouble(peer_map: PeerMap) -> list[tuple[Link, Crossing]]:
     """Return what failed of copies through the host."""
     through = [(link.devices, one) for link in peer_map.links if (one := link.of(THROUGH_HOST)) is not None]
-    return [(link, one) for link, one in through if one.state.is_broken]
+    return [(link, crossing) for link, crossing in through if crossing.state.is_broken]
 
 
 def _contradicted(peer_map: PeerMap) -> list[Link]:
@@ -72,12 +72,12 @@ def _contradicted(peer_map: PeerMap) -> list[Link]:
         link.devices
         for link in peer_map.links
         if any(
-            answers[one].allows not in (None, link.cuda)
+            answers[way].allows not in (None, link.cuda)
             for answers in (link.nvml, link.tool)
-            for one in "rw"
-            if one in answers
+            for way in "rw"
+            if way in answers
         )
-        or any(link.nvml[one] is not link.tool[one] for one in link.nvml.keys() & link.tool.keys())
+        or any(link.nvml[way] is not link.tool[way] for way in link.nvml.keys() & link.tool.keys())
     ]
 
 
@@ -126,8 +126,8 @@ def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
     """Yield what went wrong, causes, fixes: lines of a name and a sentence."""
     devices = peer_map.devices
     for link in peer_map.links:
-        if told := [one for one in map(link.of, BY_PEER_ACCESS) if one and one.state in _TOLD]:
-            ways = ", ".join(dict.fromkeys(_WORDS[one.work] for one in told))
+        if told := [crossing for crossing in map(link.of, BY_PEER_ACCESS) if crossing and crossing.state in _TOLD]:
+            ways = ", ".join(dict.fromkeys(_WORDS[crossing.work] for crossing in told))
             yield f"trouble   {_link(link.devices, devices)} ({ways}): {_why(told[0], devices)}"
     if peer_map.together is not None:
         why = failure(peer_map.together, devices)
@@ -163,7 +163,7 @@ def _answer(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
         (state for state in by_state if state not in (PeerState.WORKS, PeerState.NONE)), key=list(PeerState).index
     )
     if bad:
-        parts = [f"{_names(by_state[one], peer_map)} {verb(len(by_state[one]), *_SAYS[one])}" for one in bad]
+        parts = [f"{_names(by_state[state], peer_map)} {verb(len(by_state[state]), *_SAYS[state])}" for state in bad]
         known = [state for state in bad if state is not PeerState.UNKNOWN]
         what = "is broken" if known else "is not known"
         if known == [PeerState.SLOW]:
@@ -172,8 +172,8 @@ def _answer(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
             f"P2P {what} on {sum(len(by_state[state]) for state in known or bad)} of {count} links: {'; '.join(parts)}."
         )
     if PeerState.WORKS not in by_state:
-        statuses = Counter(one for link in peer_map.links for one in _refusing(link))
-        why = "; ".join(f"{one}: {labels.PEER_STATES[one]}" for one in statuses)
+        statuses = Counter(refusal for link in peer_map.links for refusal in _refusing(link))
+        why = "; ".join(f"{refusal}: {labels.PEER_STATES[refusal]}" for refusal in statuses)
         nccl = "NCCL fails" if peer_map.nccl_failure else "Data goes through host memory"
         return f"No P2P: the driver offers it for no link{f' ({why})' if why else ''}. {nccl}."
     works = "all" if len(by_state[PeerState.WORKS]) == count else f"{len(by_state[PeerState.WORKS])} of"
@@ -220,8 +220,8 @@ _TOLD = (PeerState.HANGS, PeerState.CORRUPTS, PeerState.FAILS, PeerState.UNKNOWN
 
 
 def _refusing(link: PeerLink) -> list[PeerStatus]:
-    answers = (*(link.nvml.get(one) for one in "rw"), *(link.tool.get(one) for one in "rw"))
-    return [one for one in answers if one is not None and one.allows is False]
+    answers = (*(link.nvml.get(way) for way in "rw"), *(link.tool.get(way) for way in "rw"))
+    return [said for said in answers if said is not None and said.allows is False]
 
 
 def _nccl(peer_map: PeerMap) -> str:
@@ -263,7 +263,7 @@ def _reported(link: PeerLink) -> str:
     """Return what NVML, or else nvidia-smi, answers to CAPABILITIES: once, if all answers are alike."""
     answers = [link.nvml.get(letter) or link.tool.get(letter) for letter in CAPABILITIES]
     different = set(filter(None, answers))
-    return str(different.pop()) if len(different) == 1 else " ".join(str(one or "-") for one in answers)
+    return str(different.pop()) if len(different) == 1 else " ".join(str(said or "-") for said in answers)
 
 
 def _cell(one: Crossing | None) -> str:
@@ -307,7 +307,7 @@ def as_json(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> 
         "exit_status": exit_status,
         "answer": answer(peer_map, every),
         "seconds": round(peer_map.seconds, 3),
-        "devices": [picked(one, "index", "uuid", "name") for one in devices],
+        "devices": [picked(device, "index", "uuid", "name") for device in devices],
         "links": [_link_json(link, devices) for link in peer_map.links],
         "together": _trouble(peer_map.together, devices),
         "nccl_failure": _trouble(peer_map.nccl_failure, devices),
@@ -327,10 +327,10 @@ def _link_json(link: PeerLink, devices: Sequence[Device]) -> dict[str, Any]:
         "nccl": link.nccl or None,
         "messages": [
             {
-                "by": _WORDS[one.work].replace(" ", "_"),
-                **picked(one, "size_bytes", "state", "gbs"),
-                "why": _why(one, devices),
+                "by": _WORDS[crossing.work].replace(" ", "_"),
+                **picked(crossing, "size_bytes", "state", "gbs"),
+                "why": _why(crossing, devices),
             }
-            for one in link.crossings
+            for crossing in link.crossings
         ],
     }

@@ -79,10 +79,11 @@ def pairs_page(diagnosis: Diagnosis) -> Page:
 def recommended(run: Run, chosen: Iterable[Choice]) -> list[str]:
     """Return a line for each set that was chosen, with its reason, and for each device that was left out."""
     lines = [
-        f"best {len(one.members):<3} {tags(one.members, run.devices)}: {one.explained(run.devices)}" for one in chosen
+        f"best {len(choice.members):<3} {tags(choice.members, run.devices)}: {choice.explained(run.devices)}"
+        for choice in chosen
     ]
     lines = [f"{line}{sim(run, ' (sim)')}" for line in lines]
-    return lines + [f"left out {run.devices[one.member].tag}: {one.reason}" for one in left_out(run)]
+    return lines + [f"left out {run.devices[left.member].tag}: {left.reason}" for left in left_out(run)]
 
 
 def ranked_pairs(run: Run, ranking: Ranking) -> Iterator[Part]:
@@ -104,7 +105,9 @@ def _on_pairs(run: Run) -> dict[Operation, int]:
 def _mapped(run: Run) -> dict[Operation, int]:
     """Return those that are printed: the first copy and the first collective; `show --ranking` has all."""
     sizes = _on_pairs(run)
-    shown = [one for one in sizes if one.is_copy][:1] + [one for one in sizes if one.is_collective][:1]
+    shown = [operation for operation in sizes if operation.is_copy][:1] + [
+        operation for operation in sizes if operation.is_collective
+    ][:1]
     return {operation: sizes[operation] for operation in shown}
 
 
@@ -125,13 +128,14 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[P
     heads = ["tier", "pair", "label", ranking.operation, "interval", "vs best", *others]
     rankings = [rank_pairs(run, operation, size_bytes) for operation, size_bytes in others.items()]
     figures = [
-        {one.pair: value(one.seconds, one.gbs, unit) for one in each.standings} if each else {} for each in rankings
+        {standing.pair: value(standing.seconds, standing.gbs, unit) for standing in each.standings} if each else {}
+        for each in rankings
     ]
     last, shown = -1, list[tuple[str, ...]]()
     for index in _kept_rows(ranking, rows):
         standing, hidden = ranking.standings[index], ranking.standings[last + 1 : index]
         if hidden:
-            whole_tiers = {one.tier for one in hidden} - {standing.tier, ranking.standings[last].tier}
+            whole_tiers = {standing.tier for standing in hidden} - {standing.tier, ranking.standings[last].tier}
             of_tiers = f" of {amount(len(whole_tiers), 'tier')}" if whole_tiers else ""
             shown.append(("…", f"{len(hidden)} more{of_tiers}"))
         last = index
@@ -198,7 +202,9 @@ def page(diagnosis: Diagnosis, works: Sequence[RankedWork], name: str = "RUN.JSO
         few = f"no operation has the {MIN_TRIALS} trials needed to estimate noise on all of its devices"
         yield not_judged(f"{few}: measure it again")
     rankings = [ranking for ranked in works for ranking in ranked.rankings]
-    shown = next((one for one in rankings if one.operation.is_collective), rankings[0] if rankings else None)
+    shown = next(
+        (ranking for ranking in rankings if ranking.operation.is_collective), rankings[0] if rankings else None
+    )
     if shown:
         yield Text(f"{shown.work} at {format_size(shown.size_bytes)}: {verdict_of(shown)}{sim(run, ' (sim)')}")
     yield from whole("header", Lines(header(run)))
@@ -224,7 +230,7 @@ def _overview(run: Run, rankings: Sequence[Ranking], shown: Ranking) -> Iterator
     rows = []
     for ranking in rankings:
         unit = unit_of(run, ranking.work, ranking.size_bytes)
-        figures = [value(one.seconds, one.gbs, unit) for one in ranking.standings]
+        figures = [value(standing.seconds, standing.gbs, unit) for standing in ranking.standings]
         ends = sorted((min(figures), max(figures)), reverse=unit == "GB/s")
         best, worst = (f"{figure(end)} {unit}" for end in ends)
         size = format_size(ranking.size_bytes)
@@ -332,7 +338,7 @@ def tiers_table(run: Run, ranking: Ranking, most: int | None = None) -> Table:
         names = "\n".join(_names(run, ranking, standings, _MAX_NAMES if most is None else _FEW_NAMES))
         labels = ", ".join(dict.fromkeys(standing.label for standing in standings))
         counts = Counter(standing.relation for standing in standings)
-        relations = [f"{counts[one]} {one}" if len(counts) > 1 else one.value for one in Relation if counts[one]]
+        relations = [f"{counts[kind]} {kind}" if len(counts) > 1 else kind.value for kind in Relation if counts[kind]]
         rates = span(figures, figure)
         rows.append((str(tier), rates, labels, names, ", ".join(relations)))
     return table(*heads, rows=rows, left={*heads} - {unit})

@@ -71,7 +71,7 @@ def conclusion(answers: Answers) -> str:
         what = "a simulated machine:" if capabilities(answers.run.backend).simulated else what
         return f"There is no reference figure for {what} {_kind(answers)}."
     standings = Counter(answer.standing for answer in answers.answers)
-    counts = ", ".join(f"{standings[one]} {one.value}" for one in ReferenceVerdict if standings[one])
+    counts = ", ".join(f"{standings[verdict]} {verdict.value}" for verdict in ReferenceVerdict if standings[verdict])
     if below := standings[ReferenceVerdict.BELOW]:
         return f"Below normal at {below} of {amount(len(answers.answers), 'reference figure')}."
     if not answers.judged:
@@ -117,10 +117,10 @@ def _answer_line(answers: Answers, answer: Answer, before: str = "") -> Lines:
 def _origins(answer: Answer) -> Iterator[str]:
     """Yield where each figure comes from, and which condition of them the run does not meet."""
     versions: dict[str, list[str]] = defaultdict(list)
-    for one in answer.reference.figures:
-        nvls = f", NVLS {one.nvls}" if one.nvls else ""
-        license_ = f", {one.license}" if one.license else ""
-        versions[f"{one.machine}{nvls}{{}}: {one.conditions} [{one.source}{license_}]"].append(one.nccl)
+    for figure_ in answer.reference.figures:
+        nvls = f", NVLS {figure_.nvls}" if figure_.nvls else ""
+        license_ = f", {figure_.license}" if figure_.license else ""
+        versions[f"{figure_.machine}{nvls}{{}}: {figure_.conditions} [{figure_.source}{license_}]"].append(figure_.nccl)
     for text, found in versions.items():
         nccl = ", ".join(filter(None, found))
         yield text.format(f", NCCL {nccl}" if nccl else "")
@@ -144,7 +144,7 @@ def _measured(answers: Answers, answer: Answer) -> str:
     if len(answer.sets) == 1:
         return f"{figure(least.gbs)} GB/s"
     where = tags(least.members, answers.run.devices, "-")
-    below = sum(one.standing is ReferenceVerdict.BELOW for one in answer.sets)
+    below = sum(device_set.standing is ReferenceVerdict.BELOW for device_set in answer.sets)
     many = f", {below} of {len(answer.sets)} below" if 0 < below < len(answer.sets) else ""
     return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, lowest on {where}{many}"
 
@@ -161,14 +161,14 @@ def _band(reference: Reference) -> str:
 def _unknown(answers: Answers) -> Iterator[str]:
     if not answers.known:
         return
-    plain = [one for one in answers.unknown if not one.others]
+    plain = [unjudged for unjudged in answers.unknown if not unjudged.others]
     if plain:
-        names = ", ".join(_name(one) for one in plain)
+        names = ", ".join(_name(unjudged) for unjudged in plain)
         yield f"there is no reference figure for {names} on {_kind(answers)}"
-    for one in answers.unknown:
-        if one.others:
-            sizes = size_span([size for figure_ in one.others for size in figure_.sizes])
-            yield f"there is no reference figure for {_name(one)} at this run's sizes and labels, only for {sizes}"
+    for unjudged in answers.unknown:
+        if unjudged.others:
+            sizes = size_span([size for figure_ in unjudged.others for size in figure_.sizes])
+            yield f"there is no reference figure for {_name(unjudged)} at this run's sizes and labels, only for {sizes}"
     if answers.nvls is Nvls.UNKNOWN and any(answer.figure.nvls for answer in answers.answers):
         yield "it is unknown whether these GPUs support NVLS"
 
@@ -183,8 +183,8 @@ _WORST_FIRST = [ReferenceVerdict[name] for name in ("FAILED", "BELOW", "ABOVE", 
 
 def below(answers: Answers) -> str:
     """Return the first result that is below its band, in one line; "" if there is none."""
-    found = (one for one in answers.answers if one.standing is ReferenceVerdict.BELOW)
-    return next((_answer_line(answers, one).plain for one in found), "")
+    found = (answer for answer in answers.answers if answer.standing is ReferenceVerdict.BELOW)
+    return next((_answer_line(answers, answer).plain for answer in found), "")
 
 
 def normal_line(answers: Answers) -> Iterator[Lines]:
@@ -219,10 +219,12 @@ def as_json(answers: Answers) -> Json:
         "known": answers.known,
         "answers": [_answer_json(answer) for answer in answers.answers],
         "unjudged": [
-            picked(one.work, *_WORK) | {"total": one.total, "labels": dict(one.labels)} | picked(one, "unmeasured")
-            for one in answers.unjudged
+            picked(unjudged.work, *_WORK)
+            | {"total": unjudged.total, "labels": dict(unjudged.labels)}
+            | picked(unjudged, "unmeasured")
+            for unjudged in answers.unjudged
         ],
-        "unknown": [picked(one.work, *_WORK) | {"ranks": one.ranks} for one in answers.unknown],
+        "unknown": [picked(unjudged.work, *_WORK) | {"ranks": unjudged.ranks} for unjudged in answers.unknown],
     }
 
 
@@ -248,9 +250,9 @@ def _answer_json(answer: Answer) -> Json:
         "impossible": beyond,
         "nvls": figure.nvls,
         "figures": [
-            picked(one, "machine", "nccl", "conditions", "source", "license")
-            | {"measured_gbs": plain(one.values_at(answer.size_bytes))}
-            for one in reference.figures
+            picked(published, "machine", "nccl", "conditions", "source", "license")
+            | {"measured_gbs": plain(published.values_at(answer.size_bytes))}
+            for published in reference.figures
         ],
     }
 
@@ -269,8 +271,8 @@ def _covered(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[Json]:
         found = [one for size in sizes if (one := reference_at(kind, size))]
         yield picked(kind[0], "machine", "gpus", "links", *_WORK, "ranks", "nvls") | {
             "sizes": sizes,
-            "sources": tuple(dict.fromkeys(one.origin for one in kind)),
-            "disagree": tuple(one.size_bytes for one in found if one.disagree),
+            "sources": tuple(dict.fromkeys(published.origin for published in kind)),
+            "disagree": tuple(reference.size_bytes for reference in found if reference.disagree),
             "minimum": kind[0].at_least is not None,
             "band_gbs": list(found[-1].band),
         }
@@ -279,8 +281,8 @@ def _covered(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[Json]:
 def coverage(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[Part]:
     """Yield what figures cover: for each machine its name and a table."""
     machines: dict[str, list[Json]] = defaultdict(list)
-    for one in _covered(kinds):
-        machines[one["machine"]].append(one)
+    for row in _covered(kinds):
+        machines[row["machine"]].append(row)
     heads = ("operation", "GPUs", "links", "NVLS", "sizes", "sources", "GB/s")
     for machine, covered in machines.items():
         yield Text(machine)
@@ -323,11 +325,15 @@ def placed(reference: Reference, gbs: float | None) -> str:
 def placed_json(references: Mapping[Reference, float | None], gbs: float | None, status: int) -> str:
     """Return the same of several figures as JSON text, each with the rate that it judges, None for none."""
     normal = [
-        picked(one.figure, "machine", "gpus", "links", *_WORK, "ranks", "nvls")
-        | {"size_bytes": one.size_bytes, "sources": tuple(one.sources), "disagree": one.disagree}
-        | {"guide_only": one.orients, "minimum": one.figure.at_least is not None, "band_gbs": list(one.band)}
-        | {"limit_gbs": one.ceiling, "standing": None if rate is None else place(one, rate)}
-        for one, rate in references.items()
+        picked(reference.figure, "machine", "gpus", "links", *_WORK, "ranks", "nvls")
+        | {"size_bytes": reference.size_bytes, "sources": tuple(reference.sources), "disagree": reference.disagree}
+        | {
+            "guide_only": reference.orients,
+            "minimum": reference.figure.at_least is not None,
+            "band_gbs": list(reference.band),
+        }
+        | {"limit_gbs": reference.ceiling, "standing": None if rate is None else place(reference, rate)}
+        for reference, rate in references.items()
     ]
     return document("reference-rate", {"exit_status": status, "busbw_gbs": gbs, "normal": plain(normal)})
 

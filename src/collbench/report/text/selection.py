@@ -52,7 +52,9 @@ def _lines(selection: Selection, width: int | None, *, verbose: bool) -> Iterato
         yield from _finalists(selection, width, verbose=verbose)
     if selection.gain is not None:
         low, middle, high = (f"{(value - 1) * 100:+.1f}" for value in selection.gain)
-        over = next((", ".join(one.devices) for one in selection.finalists if one.first), "the first ones")
+        over = next(
+            (", ".join(finalist.devices) for finalist in selection.finalists if finalist.first), "the first ones"
+        )
         yield f"gain      {middle}% over {over} (95%: {low} to {high}%){_sim(selection)}"
     if selection.decided_by:
         yield f"decided   by {selection.decided_by}"
@@ -70,12 +72,12 @@ def _published(selection: Selection) -> Iterator[str]:
     if not selection.estimated or len(selection.devices) < 2:
         return
     names = " and ".join(sorted({device.name for device in selection.devices}))
-    for one in selection.published:
-        low, high = one.gbs
+    for published in selection.published:
+        low, high = published.gbs
         rates = f"at least {fixed(low)}" if high is None else span((low, high), fixed, "–")
-        state = f", NVLS {one.nvls}" if one.nvls else ""
-        where = f"{one.machine}, {len(selection.devices)} ranks{state} ({'; '.join(one.sources)})"
-        yield f"reference all-reduce busbw {rates} GB/s at {format_size(one.size_bytes)}: {where}"
+        state = f", NVLS {published.nvls}" if published.nvls else ""
+        where = f"{published.machine}, {len(selection.devices)} ranks{state} ({'; '.join(published.sources)})"
+        yield f"reference all-reduce busbw {rates} GB/s at {format_size(published.size_bytes)}: {where}"
     if not selection.published:
         whose = f" for {len(selection.devices)} × {names} with such links" if names else ""
         advice = "" if names else "; --gpu NAME shows what such GPUs reach"
@@ -89,23 +91,23 @@ def _finalists(selection: Selection, width: int | None, *, verbose: bool) -> Ite
     chosen = {device.tag for device in selection.devices}
     fastest_first = sorted(selection.finalists, key=_rate, reverse=True)
     shown = fastest_first if verbose else _with_chosen(fastest_first, chosen)
-    measured, predicted = any(one.measured for one in shown), any(one.predicted for one in shown)
+    measured, predicted = any(finalist.measured for finalist in shown), any(finalist.predicted for finalist in shown)
     rows = [("set", "predicted" if predicted else "", "measured (95%)" if measured else "", "")]
-    for one in shown:
+    for finalist in shown:
         rate = "-" if measured else ""
-        if one.measured:
-            low, middle, high = one.measured
+        if finalist.measured:
+            low, middle, high = finalist.measured
             rate = f"{fixed(middle)} ({_range((low, high))})"
-        notes = [f"the first {len(one.devices)}"] if one.first else []
-        if one.measured and one.predicted and (missed := _missed(one.predicted, one.measured)):
+        notes = [f"the first {len(finalist.devices)}"] if finalist.first else []
+        if finalist.measured and finalist.predicted and (missed := _missed(finalist.predicted, finalist.measured)):
             notes.append(f"{missed} its prediction")
-        if one.unmeasured and not one.measured:
-            pairs, are = amount(one.unmeasured, "unmeasured pair"), verb(one.unmeasured, "is", "are")
+        if finalist.unmeasured and not finalist.measured:
+            pairs, are = amount(finalist.unmeasured, "unmeasured pair"), verb(finalist.unmeasured, "is", "are")
             notes.append(f"if {pairs} {are} as fast as any")
         rows.append(
             (
-                ", ".join(one.devices),
-                _range(one.predicted) if one.predicted else "-" if predicted else "",
+                ", ".join(finalist.devices),
+                _range(finalist.predicted) if finalist.predicted else "-" if predicted else "",
                 rate,
                 ", ".join(notes),
             )
@@ -131,7 +133,7 @@ def _rate(one: Finalist) -> tuple[float, float]:
 def _with_chosen(finalists: Sequence[Finalist], chosen: set[str]) -> Sequence[Finalist]:
     """Return the finalists for the short page, with the chosen one in any case."""
     few, rest = list(finalists[:_FEW_FINALISTS]), finalists[_FEW_FINALISTS:]
-    later = [one for one in rest if set(one.devices) == chosen]
+    later = [finalist for finalist in rest if set(finalist.devices) == chosen]
     return [*few[: _FEW_FINALISTS - len(later)], *later]
 
 

@@ -98,5 +98,5 @@ def _peer_access(access: PeerReadWrite | None) -> str:
             f"peer access refused ({access}: {labels.PEER_STATES[access.statuses[0]]}), "
             "so copies pass through host memory"
         )
-    refusals = [f"{one}: {labels.PEER_STATES[one]}" for one in access.statuses if one is not PeerStatus.OK]
+    refusals = [f"{status}: {labels.PEER_STATES[status]}" for status in access.statuses if status is not PeerStatus.OK]
     return f"peer access incomplete ({access}; {', '.join(refusals)})"

@@ -46,7 +46,7 @@ def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part] = ()
     what else was examined.
     """
     run, verdicts = diagnosis.run, diagnosis.verdicts
-    undone = [not_done(one, run) for one in diagnosis.not_judged]
+    undone = [not_done(absent, run) for absent in diagnosis.not_judged]
     faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
     if not any(verdict.severity in _FAILURES or verdict.kind is Kind.IMPOSSIBLE for verdict in faults):
         yield from alarm(run)  # else the conclusion says what failed
@@ -69,10 +69,10 @@ def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part] = ()
         yield from both("verdicts", Text(), _found(run, verdict))
     others = faults[_MAX_EXPLAINED:]
     if others:
-        heads = (f"\n{one.kind}  {_where(run, one)}" for one in others[:_MAX_NAMED])
+        heads = (f"\n{verdict.kind}  {_where(run, verdict)}" for verdict in others[:_MAX_NAMED])
         yield from short(prose("".join(heads), hang=2))
     yield from short(*more(len(others) - _MAX_NAMED))
-    for verdict in (*others, *(one for one in verdicts if one.severity is Severity.INFO)):
+    for verdict in (*others, *(note for note in verdicts if note.severity is Severity.INFO)):
         yield from whole("verdicts", Text(), _found(run, verdict))
     yield from whole("verdicts", Text(), concluded, *judged)
     yield from whole("notes", *(Lines(f"not done  {line}") for line in undone))
@@ -136,7 +136,7 @@ def as_json(diagnosis: Diagnosis, exit_status: int | None = None, shortfall: str
         "not_judged": [
             *unjudged(diagnosis),
             *filter(None, [against_staging(diagnosis)]),
-            *(not_done(one, run) for one in diagnosis.not_judged),
+            *(not_done(absent, run) for absent in diagnosis.not_judged),
         ],
         "reference": reference.as_json(diagnosis.references),
     }
@@ -224,7 +224,11 @@ def contradiction(diagnosis: Diagnosis) -> str:
     if capabilities(diagnosis.run.backend).cores:
         return ""
     verdicts = diagnosis.verdicts
-    found = [one for one in verdicts if one.severity is Severity.CONTRADICTION and one.kind is not Kind.IMPOSSIBLE]
+    found = [
+        verdict
+        for verdict in verdicts
+        if verdict.severity is Severity.CONTRADICTION and verdict.kind is not Kind.IMPOSSIBLE
+    ]
     return worst_of(diagnosis.run, found) or reference.below(diagnosis.references)
 
 
@@ -245,7 +249,7 @@ def _healthy(diagnosis: Diagnosis) -> str:
     run, covered, verdicts = diagnosis.run, diagnosis.coverage, diagnosis.verdicts
     pairs = [frozenset(pair) for pair in covered.judged]
     slow = {frozenset(reading.members) for reading in diagnosis.unstaged}
-    healthy = [pair for pair in pairs if pair not in slow and not any(_concerns(one, pair) for one in verdicts)]
+    healthy = [pair for pair in pairs if pair not in slow and not any(_concerns(verdict, pair) for verdict in verdicts)]
     if not healthy:
         return ""
     rates: dict[str, list[Reading]] = defaultdict(list)
