@@ -281,7 +281,10 @@ def _divided(text: str) -> tuple[list[str], tuple[str, str] | None]:
     switches = [switch.strip().lower() for switch in listed.split(",")] if listed or not start else []
     for switch in switches:
         if switch not in SWITCHES:
-            raise _unknown(switch)
+            meant = did_you_mean(switch, SWITCHES, cutoff=0.5)
+            raise UsageError(
+                f"--without '{switch}' is not one of {', '.join(SWITCHES)}, nor a variable NCCL_NAME=VALUE{meant}"
+            )
     return switches, _variable(text[start.end() :]) if start else None
 
 
@@ -298,11 +301,6 @@ def _variable(text: str) -> tuple[str, str]:
     if "\0" in value:
         raise UsageError(f"--without {name}: its value holds a zero byte, which no variable can")
     return name, value
-
-
-def _unknown(name: str) -> UsageError:
-    meant = did_you_mean(name, SWITCHES, cutoff=0.5)
-    return UsageError(f"--without '{name}' is not one of {', '.join(SWITCHES)}, nor a variable NCCL_NAME=VALUE{meant}")
 
 
 def refuse_alike(change: ArmChange, inherited: Mapping[str, str]) -> None:

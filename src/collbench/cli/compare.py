@@ -228,7 +228,7 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
     from collbench.judge.references import ReferenceVerdict, place, reference_at
     from collbench.report.text.reference import NOTHING, placed, placed_json
 
-    found = [one for kind in kinds if (one := reference_at(kind, size))]
+    found = [published for kind in kinds if (published := reference_at(kind, size))]
     found = [published for published in found if published.sources] or found
     if not found:
         nowhere = f"{what}: {NOTHING}; 'collbench reference' lists what there is\n"

@@ -588,15 +588,15 @@ def _explained(
     return explained - slow
 
 
-def is_crowded(one: Observation) -> bool:
+def is_crowded(observed: Observation) -> bool:
     """True of a round of random pairs: in others few pairs share uplinks, so being fast shows nothing."""
-    return one.kind not in (RoundKind.AMONG_SUSPECTS, RoundKind.QUIET, RoundKind.CONFIRMING)
+    return observed.kind not in (RoundKind.AMONG_SUSPECTS, RoundKind.QUIET, RoundKind.CONFIRMING)
 
 
-def _ends(one: Observation) -> list[_End]:
+def _ends(observed: Observation) -> list[_End]:
     """Return what a measurement shows."""
-    ends = [(False, one.first), (True, one.second)]
-    return ends if one.one_way else [*ends, (True, one.first), (False, one.second)]
+    ends = [(False, observed.first), (True, observed.second)]
+    return ends if observed.one_way else [*ends, (True, observed.first), (False, observed.second)]
 
 
 def clearly_below(sigma: float) -> float:

@@ -315,7 +315,8 @@ class NodePairs:
             measurement.samples.append(sample)
             measurement.stop = measurement.failure = None  # of an earlier round
             self._enter(measurement)
-        return _busbw(step.size_bytes, step.work.operation, group, trials)
+        middle = float(np.median([np.median(seconds) for seconds in trials]))
+        return algbw(step.size_bytes, middle) * step.work.operation.busbw_factor(len(group))
 
     def _enter(self, measurement: Measurement) -> None:
         """Put a measurement with samples or a failure into the run: one with neither, after Ctrl-C, would damage it."""
@@ -332,12 +333,6 @@ def _waits(timing: Timing, index: int) -> tuple[float, ...]:
     """
     ranks = timing.waits[index] if timing.waits else ()
     return tuple(float(np.median(own[1:])) for own in ranks) if all(len(own) > 1 for own in ranks) else ()
-
-
-def _busbw(size_bytes: int, operation: Operation, group: Members, trials: Sequence[tuple[float, ...]]) -> float:
-    """Return busbw in GB/s of the median trial."""
-    middle = float(np.median([np.median(seconds) for seconds in trials]))
-    return algbw(size_bytes, middle) * operation.busbw_factor(len(group))
 
 
 def by_node(devices: Sequence[Device]) -> dict[str, Members]:

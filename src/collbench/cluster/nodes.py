@@ -269,7 +269,7 @@ def _in_doubt(effect: Effect) -> Effect:
     return replace(effect, state=State.EITHER) if effect.state is State.SLOW else effect
 
 
-def _unless_fast(one: NodeEffect, seen: Sequence[Observation], typical_gbs: float) -> NodeEffect:
+def _unless_fast(node_effect: NodeEffect, seen: Sequence[Observation], typical_gbs: float) -> NodeEffect:
     """Return the node, not called slow if it was as fast as others, and by more than noise: then it met busy uplinks.
 
     If it was so only once, or was faster than it seems but not as fast as others, it is in doubt: behind an uplink that
@@ -285,12 +285,14 @@ def _unless_fast(one: NodeEffect, seen: Sequence[Observation], typical_gbs: floa
         fast = sum(ratio > -DELTA for ratio in faster)
         return replace(effect, state=State.HEALTHY if fast > 1 else State.EITHER) if faster else effect
 
-    own = [pair for pair in seen if one.node in pair.pair]
+    own = [pair for pair in seen if node_effect.node in pair.pair]
     sends, receives = (
-        [math.log(pair.gbs) for pair in own if not pair.one_way or (pair.first == one.node) is first]
+        [math.log(pair.gbs) for pair in own if not pair.one_way or (pair.first == node_effect.node) is first]
         for first in (True, False)
     )
-    return replace(one, sends=checked(one.sends, sends), receives=checked(one.receives, receives))
+    return replace(
+        node_effect, sends=checked(node_effect.sends, sends), receives=checked(node_effect.receives, receives)
+    )
 
 
 def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switches]) -> Judgement:
@@ -326,13 +328,13 @@ def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switch
     return replace(found, uplinks=tuple(replace(uplink, effect=_in_doubt(uplink.effect)) for uplink in found.uplinks))
 
 
-def _has_equal(one: Uplink, level: Sequence[Uplink], oversubscribed: bool) -> bool:
+def _has_equal(uplink: Uplink, level: Sequence[Uplink], oversubscribed: bool) -> bool:
     """True if another switch of the level, whose uplinks are not slow, should have no more of them for each node.
 
     One of as many nodes should not; one of more nodes neither, unless all are oversubscribed, perhaps in proportion.
     """
     others = [len(other.members) for other in level if other.effect.state is not State.SLOW]
-    least = len(one.members)
+    least = len(uplink.members)
     return any(count == least or (count > least and not oversubscribed) for count in others)
 
 

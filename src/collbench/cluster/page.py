@@ -187,25 +187,25 @@ def _not_judged(judgement: Judgement) -> str:
     return f"{pairs}; a longer --budget measures more"
 
 
-def _late(one: LateNode, names: Sequence[str]) -> str:
-    low, high = (fixed(1e3 * end, 2) for end in one.interval)
-    after = f"{fixed(1e3 * one.seconds, 2)} ms after its partners (median; 95% {low} to {high})"
-    return f"{names[one.node]} arrives at batches {after}, in {one.later} of {one.seen} trials"
+def _late(node: LateNode, names: Sequence[str]) -> str:
+    low, high = (fixed(1e3 * end, 2) for end in node.interval)
+    after = f"{fixed(1e3 * node.seconds, 2)} ms after its partners (median; 95% {low} to {high})"
+    return f"{names[node.node]} arrives at batches {after}, in {node.later} of {node.seen} trials"
 
 
-def described(one: NodeEffect) -> str:
+def described(effect: NodeEffect) -> str:
     """Return how slow a node is, and in which direction if its directions differ."""
-    if one.worse == UNKNOWN:
+    if effect.worse == UNKNOWN:
         return "it was not measured"
-    low, high = one.worse.interval
-    if one.state is State.UNDECIDED and one.worse.ratio >= -DELTA:
+    low, high = effect.worse.interval
+    if effect.state is State.UNDECIDED and effect.worse.ratio >= -DELTA:
         return f"uncertain: {1 + low:.0%} to {1 + high:.0%} of the typical node"
-    if one.state is State.EITHER:
-        return f"{-one.worse.ratio:.1%} below the typical node: slow, or healthy behind an oversubscribed uplink"
-    perhaps = "" if one.state is State.SLOW else "perhaps "
-    both = one.sends == one.receives or {one.sends.state, one.receives.state} == {one.state}
-    direction = "" if both else "sending " if one.worse is one.sends else "receiving "
-    return f"{perhaps}{direction}{-one.worse.ratio:.1%} below the typical node ({-high:.1%} to {-low:.1%})"
+    if effect.state is State.EITHER:
+        return f"{-effect.worse.ratio:.1%} below the typical node: slow, or healthy behind an oversubscribed uplink"
+    perhaps = "" if effect.state is State.SLOW else "perhaps "
+    both = effect.sends == effect.receives or {effect.sends.state, effect.receives.state} == {effect.state}
+    direction = "" if both else "sending " if effect.worse is effect.sends else "receiving "
+    return f"{perhaps}{direction}{-effect.worse.ratio:.1%} below the typical node ({-high:.1%} to {-low:.1%})"
 
 
 def left_out(why: NodeEffect | Uplink) -> str:
@@ -216,13 +216,13 @@ def left_out(why: NodeEffect | Uplink) -> str:
     return f"the uplinks of {why.name} are {slow}" if why.name else f"its leaf's uplinks are {slow}"
 
 
-def _uplink(one: Uplink, names: Sequence[str]) -> str:
-    nodes = format_node_list([names[node] for node in one.members])
-    low, high = one.effect.interval
-    doubt = ", slow or oversubscribed" if one.effect.state is State.EITHER else ""
-    how = f"{-one.effect.ratio:.1%} below the others ({-high:.1%} to {-low:.1%}){doubt}"
-    if one.name:
-        return f"{one.name}'s uplinks: {how}; under it {nodes}"
+def _uplink(uplink: Uplink, names: Sequence[str]) -> str:
+    nodes = format_node_list([names[node] for node in uplink.members])
+    low, high = uplink.effect.interval
+    doubt = ", slow or oversubscribed" if uplink.effect.state is State.EITHER else ""
+    how = f"{-uplink.effect.ratio:.1%} below the others ({-high:.1%} to {-low:.1%}){doubt}"
+    if uplink.name:
+        return f"{uplink.name}'s uplinks: {how}; under it {nodes}"
     return f"an uplink that {nodes} share: {how}; among themselves they are fast"
 
 

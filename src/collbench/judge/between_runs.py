@@ -197,16 +197,16 @@ def default(work: Work, seconds: float) -> Variation:
     return Variation(_COMMON_SHARE * sigma, own, DEFAULT_FREEDOM, DEFAULT_FREEDOM)
 
 
-def another_run(one: Estimate, measurement: Measurement) -> Estimate:
+def another_run(estimate: Estimate, measurement: Measurement) -> Estimate:
     """Return the estimate of a data point as it holds for another run, beside data points of that run."""
     own = default(measurement.point.work, summarize(measurement).seconds).own
-    error, freedom = _with(one.error, one.freedom, own)
-    noisy = one.own_noise
+    error, freedom = _with(estimate.error, estimate.freedom, own)
+    noisy = estimate.own_noise
     if noisy is not None and error:
-        its_error, its_freedom = _with(one.error * noisy.ratio, noisy.freedom, own)
+        its_error, its_freedom = _with(estimate.error * noisy.ratio, noisy.freedom, own)
         noisy = OwnNoise(its_error / error, its_freedom)
-    cautious = math.hypot(one.cautious_error, own)
-    return replace(one, error=error, cautious_error=cautious, freedom=freedom, own_noise=noisy)
+    cautious = math.hypot(estimate.cautious_error, own)
+    return replace(estimate, error=error, cautious_error=cautious, freedom=freedom, own_noise=noisy)
 
 
 def _with(of_trials: float, freedom: float, own: float) -> tuple[float, float]:
@@ -322,10 +322,10 @@ def from_changes(changes: Mapping[Key, PointPair]) -> dict[Key, Variation]:
             found |= {key: replace(variation, shift=shift) for key, variation in shown.items()}
             continue
         for key in keys:
-            one = found[key]
-            if 0 < one.own < OF_FEW_LINKS:
-                origin = one.origin if one.point > OF_FEW_LINKS else VariationSource.FEW_LINKS
-                found[key] = replace(one, own=OF_FEW_LINKS, origin=origin)
+            variation = found[key]
+            if 0 < variation.own < OF_FEW_LINKS:
+                origin = variation.origin if variation.point > OF_FEW_LINKS else VariationSource.FEW_LINKS
+                found[key] = replace(variation, own=OF_FEW_LINKS, origin=origin)
     return found
 
 

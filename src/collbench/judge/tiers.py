@@ -182,11 +182,11 @@ def chance_of_no_tie(a: Estimate, b: Estimate, delta: float) -> float:
     return exceeds(room / error, max(freedom, 0.5))
 
 
-def _variance(one: Estimate) -> tuple[float, float]:
+def _variance(estimate: Estimate) -> tuple[float, float]:
     """Return the variance of a link's estimate, and the degrees of freedom that it is known with."""
-    if one.own_noise is None:
-        return one.error**2, one.freedom
-    return (one.error * one.own_noise.ratio) ** 2, one.own_noise.freedom
+    if estimate.own_noise is None:
+        return estimate.error**2, estimate.freedom
+    return (estimate.error * estimate.own_noise.ratio) ** 2, estimate.own_noise.freedom
 
 
 def tied_with(best: Estimate, others: Mapping[Members, Estimate], delta: float) -> set[Members]:

@@ -88,14 +88,6 @@ def _whole(_count: int, _ranks: int, _root: bool) -> float:
     return 1.0
 
 
-def _blocks(count: int, ranks: int, _root: bool) -> float:
-    return max(count, ranks - count) / ranks
-
-
-def _roots_blocks(count: int, ranks: int, root: bool) -> float:
-    return (ranks - count if root else count) / ranks
-
-
 # Every element depends on every rank, so S leaves each set of ranks and S enters it. Patarasuk and Yuan, J. Parallel
 # Distrib. Comput. 69 (2009), §3: all ranks send 2(n−1)S together.
 _ALLREDUCED = Traffic(_whole, lambda n: 2.0 * (n - 1), in_switch=True, neighbors=False)
@@ -103,13 +95,15 @@ _ALLREDUCED = Traffic(_whole, lambda n: 2.0 * (n - 1), in_switch=True, neighbors
 # broadcast's senders nothing.
 _FROM_ROOT = Traffic(_whole, lambda n: n - 1.0, in_switch=False, neighbors=False)
 # Each rank has one block of n and wants the others', or the reverse.
-_GATHERED = Traffic(_blocks, lambda n: n - 1.0, in_switch=True, neighbors=False)
+_GATHERED = Traffic(lambda c, n, _root: max(c, n - c) / n, lambda n: n - 1.0, in_switch=True, neighbors=False)
 # Each rank of a set has a block of S/n for each rank outside; with blocks of their own sizes `across` says it.
 _EXCHANGED = Traffic(lambda c, n, _root: c * (n - c) / n, lambda n: n - 1.0, in_switch=False, neighbors=False)
 # Rank r sends S to r + 1: a set is left once at least.
 _PASSED_ON = Traffic(_whole, float, in_switch=False, neighbors=True)
 # The root gets, or gives, a block of S/n of each other rank.
-_AT_ROOT = Traffic(_roots_blocks, lambda n: (n - 1) / n, in_switch=False, neighbors=False)
+_AT_ROOT = Traffic(
+    lambda c, n, root: (n - c if root else c) / n, lambda n: (n - 1) / n, in_switch=False, neighbors=False
+)
 
 
 class Operation(StrEnum):

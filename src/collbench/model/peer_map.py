@@ -110,8 +110,8 @@ class PeerLink:
 _ORDER = list(PeerState)
 
 
-def _worst_then_largest(one: Crossing) -> tuple[int, int]:
-    return _ORDER.index(one.state), -one.size_bytes
+def _worst_then_largest(crossing: Crossing) -> tuple[int, int]:
+    return _ORDER.index(crossing.state), -crossing.size_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,9 +211,13 @@ def _tables(run: Run) -> Iterator[tuple[str, Table, Table]]:
         yield f"{what} (left) overlapping {compute}, one unit (right), ms", rows, brief
 
 
-def _cells(one: Overlap) -> Iterator[str]:
-    summary = summarize(one)
-    yield from (format_size(one.size_bytes), str(one.priority), "-" if one.ctas is None else str(one.ctas))
+def _cells(overlap: Overlap) -> Iterator[str]:
+    summary = summarize(overlap)
+    yield from (
+        format_size(overlap.size_bytes),
+        str(overlap.priority),
+        "-" if overlap.ctas is None else str(overlap.ctas),
+    )
     for alone, beside, factor in (
         (summary.collective_alone, summary.collective_beside, summary.collective_factor),
         (summary.compute_alone, summary.compute_beside, summary.compute_factor),

@@ -142,48 +142,49 @@ def lines(run: Run) -> list[str]:
     return first + [line for communicator in communicators(run) for line in _report(communicator)]
 
 
-def _report(one: Communicator) -> Iterator[str]:
-    yield from _origin(one)
+def _report(communicator: Communicator) -> Iterator[str]:
+    yield from _origin(communicator)
     yield "# Using devices"
-    yield from _devices(one)
+    yield from _devices(communicator)
     yield "#"
     yield f"{_COLUMNS.format('', '', '', '', '')}           out-of-place                       in-place          "
     half = _HALF_COLUMNS.format("time", "algbw", "busbw", "#wrong")
     yield f"{_COLUMNS.format('size', 'count', 'type', 'redop', 'root')}{half}{half} "
     half = _HALF_COLUMNS.format("(us)", "(GB/s)", "(GB/s)", "")
     yield f"{_COLUMNS.format('(B)', '(elements)', '', '', '')}{half}{half} "
-    settings, operation = one.run.settings, one.point.operation
+    settings, operation = communicator.run.settings, communicator.point.operation
     # For all-to-all-v nccl-tests prints the mean block [src/alltoallv.cu, AlltoAllvGetCollByteCount].
-    blocks = len(one.point.members) if operation.shares or operation.irregular else 1
+    blocks = len(communicator.point.members) if operation.shares or operation.irregular else 1
     dtype = _TYPES.get(settings.dtype, settings.dtype)
     # Of send/recv it prints the reduction, though it has none [src/sendrecv.cu:120].
     redop = settings.redop if operation.reduces or operation is Operation.SENDRECV else "none"
     root = settings.root if operation.rooted else -1
-    for size, halves in one.rows.items():
+    for size, halves in communicator.rows.items():
         count = size // DTYPE_BYTES[settings.dtype] // blocks
         yield f"{size:12d}  {count:12d}  {dtype:>8}  {redop:>6}  {root:6d}{''.join(map(_half_text, halves))}"
-    yield from _footer(one)
+    yield from _footer(communicator)
 
 
-def _origin(one: Communicator) -> Iterator[str]:
+def _origin(communicator: Communicator) -> Iterator[str]:
     """Yield the lines above the devices: the origin and the meaning of the figures."""
-    run, program = one.run, one.point.operation.collective.nccl_tests
+    run, program = communicator.run, communicator.point.operation.collective.nccl_tests
     library = f", NCCL {run.machine.nccl} {run.machine.nccl_path}" if run.machine.nccl else ""
     yield f"# collbench {run.version} in the layout of nccl-tests 2.19.6, backend {run.backend}{library}"
     yield f"# Collective test starting: {program}"
-    settings, sizes = run.settings, [*one.rows]
-    threads = 1 if settings.processes > 1 else len(one.point.members)
+    settings, sizes = run.settings, [*communicator.rows]
+    threads = 1 if settings.processes > 1 else len(communicator.point.members)
     warmup = _WARMUP if settings.warmup is None else settings.warmup
-    checked = any(half.wrong is not None for half in one.halves)
+    checked = any(half.wrong is not None for half in communicator.halves)
     yield (
         f"# nThread {threads} nGpus 1 minBytes {sizes[0]} maxBytes {sizes[-1]} step: {_step(sizes)} "
         f"warmup iters: {warmup} iters: {settings.iterations or _ITERATIONS} agg iters: 1 validation: {int(checked)} "
         f"graph: {settings.graph} unalign: 0"
     )
-    if one.point.operation.irregular:
-        yield f"# blocks: {one.point.skew or 'uniform'}; size: of the busiest rank, the more of sent and received"
+    if communicator.point.operation.irregular:
+        skew = communicator.point.skew or "uniform"
+        yield f"# blocks: {skew}; size: of the busiest rank, the more of sent and received"
     yield f"# measured {run.started}, seed {settings.seed}; Pid is not recorded"
-    loops = {half.loop for half in one.halves}
+    loops = {half.loop for half in communicator.halves}
     for loop, meaning in ((True, _LOOP), (False, _BATCHES)):
         if loop in loops:
             yield f"# time: {meaning}"
@@ -206,13 +207,13 @@ def _step(sizes: Sequence[int]) -> str:
 _PCI = re.compile(r"0*([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-9a-f]")
 
 
-def _devices(one: Communicator) -> Iterator[str]:
+def _devices(communicator: Communicator) -> Iterator[str]:
     """Yield a line for each device in rank order; nccl-tests cuts a host's name at the first dot."""
-    for rank, device in enumerate(one.run.devices[index] for index in one.point.members):
+    for rank, device in enumerate(communicator.run.devices[index] for index in communicator.point.members):
         address = _PCI.fullmatch(device.pci_bus_id.lower())
-        host = (device.host or one.run.machine.hostname).partition(".")[0]
+        host = (device.host or communicator.run.machine.hostname).partition(".")[0]
         where = f"{device.index:2d} [{address[1] if address else 'none'}] {device.name}"
-        yield f"#  Rank {rank:2d} Group {one.number:2d} Pid {0:6d} on {host:>10} device {where}"
+        yield f"#  Rank {rank:2d} Group {communicator.number:2d} Pid {0:6d} on {host:>10} device {where}"
 
 
 def _half_text(half: Half | None) -> str:
@@ -231,55 +232,52 @@ def _fit(value: float, width: int) -> str:
     return f"{value:{width}.{1 if width >= 7 else 0}e}"[:width]
 
 
-def _footer(one: Communicator) -> Iterator[str]:
+def _footer(communicator: Communicator) -> Iterator[str]:
     """Yield the summary. Scripts take OK for passed: it means that nothing is wrong, failed or missing.
 
     INTERRUPTED means that rows are missing, and no value was wrong. Notes follow the figures, because a machine's
     report of a failure may contain the words that scripts search for.
     """
-    run, remarks = one.run, [*_remarks(one)]
-    bad = one.errors or any(kind != "flagged" for kind, _ in remarks)
+    run, remarks = communicator.run, [*_remarks(communicator)]
+    bad = communicator.errors or any(kind != "flagged" for kind, _ in remarks)
     verdict = "FAILED" if bad else "OK" if run.complete else "INTERRUPTED"
     # The mean of all sizes and halves is the figure that parsers look for.
-    mean = sum(half.busbw for half in one.halves) / len(one.halves) if one.halves else 0.0
-    yield f"# {'Out of bounds values':<20} : {one.errors} {verdict}"
+    mean = sum(half.busbw for half in communicator.halves) / len(communicator.halves) if communicator.halves else 0.0
+    yield f"# {'Out of bounds values':<20} : {communicator.errors} {verdict}"
     yield f"# {'Avg bus bandwidth':<20} : {mean:g} "
     yield from (f"# {kind}: {text}" for kind, text in remarks)
-    if one.number == 0:  # skips concern all communicators
+    if communicator.number == 0:  # skips concern all communicators
         yield from (f"# skipped: {_one_line(sentences.skipped(skip, run))}" for skip in run.skipped)
     if not run.complete:
         yield "# interrupted: rows are missing"
     yield "#"
-    yield f"# Collective test concluded: {one.point.operation.collective.nccl_tests}"
+    yield f"# Collective test concluded: {communicator.point.operation.collective.nccl_tests}"
     yield "#"
     yield ""
 
 
-def _remarks(one: Communicator) -> Iterator[tuple[str, str]]:
+def _remarks(communicator: Communicator) -> Iterator[tuple[str, str]]:
     """Yield (kind, text) of data points: each that failed, then each that is impossible, then each flag with where."""
-    run = one.run
+    run = communicator.run
     where = {
         measurement.point: f"{measurement.point.size_bytes} "
         f"{'in' if measurement.point.variant is Variant.IN_PLACE else 'out of'} place"
-        for measurement in one.measurements
+        for measurement in communicator.measurements
     }
-    for measurement in one.measurements:
+    for measurement in communicator.measurements:
         if measurement.failure:
             failure = _one_line(sentences.failure(measurement.failure, run.devices))
             yield "failed", f"{where[measurement.point]}: {failure}"
-    for measurement in one.measurements:
-        if impossible := one.impossible.get(measurement.point):
-            yield "IMPOSSIBLE", f"{where[measurement.point]}: {_too_fast(impossible)}"
+    for measurement in communicator.measurements:
+        if impossible := communicator.impossible.get(measurement.point):
+            limit = f"the limit of the {impossible.capacity.part} is {impossible.capacity.gbs:.2f}"
+            times = f"{impossible.batches} of {impossible.of} times"
+            yield "IMPOSSIBLE", f"{where[measurement.point]}: {impossible.rate_gbs:.2f} GB/s, {limit}, {times}"
     flags: dict[str, dict[str, None]] = {}  # each problem of the machine during the run, and where
-    for measurement in one.measurements:
+    for measurement in communicator.measurements:
         for flag in (flag for sample in measurement.samples for flag in sample.flags):
             flags.setdefault(sentences.flag(flag, run.devices), {})[where[measurement.point]] = None
     yield from (("flagged", f"{flag}: {', '.join(points)}") for flag, points in flags.items())
-
-
-def _too_fast(impossible: Impossible) -> str:
-    limit = f"the limit of the {impossible.capacity.part} is {impossible.capacity.gbs:.2f}"
-    return f"{impossible.rate_gbs:.2f} GB/s, {limit}, {impossible.batches} of {impossible.of} times"
 
 
 def _one_line(text: str) -> str:

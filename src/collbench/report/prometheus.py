@@ -79,7 +79,10 @@ def _metrics(run_rows: Sequence[Row]) -> Iterator[Metric]:
             if ends := _at_one_size([row for row in group if row[column] is not None], end):
                 labels = _labels(ends[0], (*_OPERATION, "size_bytes"))
                 values = [factor * float(row[column] or 0) for row in ends]
-                samples += [(labels | {"statistic": statistic}, _rounded(of(values))) for statistic, of in _STATISTICS]
+                samples += [
+                    (labels | {"statistic": statistic}, float(f"{of(values):.{_DIGITS}g}"))
+                    for statistic, of in _STATISTICS
+                ]
         if samples:
             yield _gauge(name, f"{meaning} Slowest, median and fastest link, pair or set.", samples)
     for name, meaning, amount in _COUNTED:

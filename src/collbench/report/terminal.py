@@ -70,12 +70,8 @@ def fold(table: Table, width: int) -> list[Table]:
     names = [*range(table.keys)]
     parts: list[list[int]] = []
     for column in range(table.keys, len(table.heads)):
-        if parts and _width(table.part([*names, *parts[-1], column])) <= width:
+        if parts and max(map(len, table.part([*names, *parts[-1], column]).lines())) <= width:
             parts[-1].append(column)
         else:
             parts.append([column])
     return [table.part([*names, *part]) for part in parts] if len(parts) > 1 else [table]
-
-
-def _width(table: Table) -> int:
-    return max(map(len, table.lines()))

@@ -84,15 +84,10 @@ def _cut_bound(members: Sequence[int], arcs: Links) -> float:
         weight[index[a], index[b]] = count * rate
     if len(members) > _EXACT_GPUS:
         return float(min(weight.sum(axis=0).min(), weight.sum(axis=1).min()))
-    parts = _parts(len(members))
+    numbers = np.arange(1, 2 ** len(members) - 1)
+    parts = (numbers[:, None] >> np.arange(len(members)) & 1).astype(float)  # every one but none and all, 1 for inside
     leaving = np.einsum("pi,ij,pj->p", parts, weight, 1 - parts)
     return float(leaving.min())  # a part's complement is a part too, so both directions are in
-
-
-def _parts(count: int) -> NDArray[np.float64]:
-    """Return every part of `count` members but none and all, shape (parts, members), 1 for inside."""
-    numbers = np.arange(1, 2**count - 1)
-    return (numbers[:, None] >> np.arange(count) & 1).astype(float)
 
 
 def _greedy(members: Sequence[int], arcs: Links, cycles: list[Cycle] | None, bound: float) -> float:

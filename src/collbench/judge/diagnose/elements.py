@@ -366,10 +366,10 @@ def ports_of(gpus: Iterable[int], links: Collection[Link]) -> Iterator[Element]:
     """Yield each GPU and its ports in each direction, with those of the links that cross them."""
     for gpu in gpus:
         sent, received = (frozenset(link for link in links if link[end] == gpu) for end in (0, 1))
-        one = frozenset((gpu,))
-        yield Element(Part.GPU, (gpu,), sent | received, one, one)
-        yield Element(Part.ONE_DIRECTION, (gpu,), sent, out=one)
-        yield Element(Part.ONE_DIRECTION, (gpu,), received, into=one)
+        alone = frozenset((gpu,))
+        yield Element(Part.GPU, (gpu,), sent | received, alone, alone)
+        yield Element(Part.ONE_DIRECTION, (gpu,), sent, out=alone)
+        yield Element(Part.ONE_DIRECTION, (gpu,), received, into=alone)
 
 
 def _in_tree(facts: Facts, pair: Collection[int]) -> str:

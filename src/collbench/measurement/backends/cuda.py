@@ -59,17 +59,17 @@ def explained(
         raise MachineError(str(error)) from error
     except (_native.CudaError, _native.NcclError, _native.HangError, _native.PolicyError) as error:
         failed = PeerLost if isinstance(error, _native.NcclError) and error.code == _REMOTE_ERROR else StepFailed
-        one = ours[error.position] if 0 <= error.position < len(ours) else None
+        device = ours[error.position] if 0 <= error.position < len(ours) else None
         failure = Failure(
             kind=FailureKind.HANG if isinstance(error, _native.HangError) else FailureKind.ERROR,
             cause=cause,
-            devices=(devices.index(one),) if one is not None else (),
+            devices=(devices.index(device),) if device is not None else (),
             work=step.work if step else None,
             size_bytes=step.size_bytes if step else None,
             groups=step.groups if step else (),
             detail=str(error),
         )
-        at = f" on {one.tag}" if one is not None else ""
+        at = f" on {device.tag}" if device is not None else ""
         raise failed(f"{doing}{where} failed{at}: {error}", failure=failure) from error
 
 

@@ -54,7 +54,8 @@ class TransportProbe:
             trouble = error.wrong
         except CollbenchError as error:
             trouble = failure_of(error)
-        return self._transports(), trouble
+        files = sorted(Path(self._folder.name).iterdir())
+        return parsed("".join(path.read_text(encoding="utf-8", errors="replace") for path in files)), trouble
 
     def close(self) -> None:
         """End the process."""
@@ -67,7 +68,3 @@ class TransportProbe:
         backend.time(
             Step(Work(Operation.ALLTOALL), (everyone,), _SIZE // ranks * ranks, iterations=2, batches=2, verify=True)
         )
-
-    def _transports(self) -> dict[Link, str]:
-        files = sorted(Path(self._folder.name).iterdir())
-        return parsed("".join(path.read_text(encoding="utf-8", errors="replace") for path in files))

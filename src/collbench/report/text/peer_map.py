@@ -62,7 +62,7 @@ def unanswered(peer_map: PeerMap) -> bool:
 
 def _host_trouble(peer_map: PeerMap) -> list[tuple[Link, Crossing]]:
     """Return what failed of copies through the host."""
-    through = [(link.devices, one) for link in peer_map.links if (one := link.of(THROUGH_HOST)) is not None]
+    through = [(link.devices, crossing) for link in peer_map.links if (crossing := link.of(THROUGH_HOST)) is not None]
     return [(link, crossing) for link, crossing in through if crossing.state.is_broken]
 
 
@@ -266,12 +266,12 @@ def _reported(link: PeerLink) -> str:
     return str(different.pop()) if len(different) == 1 else " ".join(str(said or "-") for said in answers)
 
 
-def _cell(one: Crossing | None) -> str:
-    if one is None:
+def _cell(crossing: Crossing | None) -> str:
+    if crossing is None:
         return "-"
-    if one.state is not PeerState.WORKS:
-        return str(one.state)
-    return "works" if one.gbs is None else figure(one.gbs)
+    if crossing.state is not PeerState.WORKS:
+        return str(crossing.state)
+    return "works" if crossing.gbs is None else figure(crossing.gbs)
 
 
 def _link(link: Link, devices: Sequence[Device]) -> str:
@@ -290,8 +290,10 @@ def _trouble(what: Failure | WrongData | None, devices: Sequence[Device]) -> str
     return failure(what, devices) if what else ""
 
 
-def _why(one: Crossing, devices: Sequence[Device]) -> str:
-    return _trouble(one.failure or one.wrong, devices) or (one.refusal.detail if one.refusal else "")
+def _why(crossing: Crossing, devices: Sequence[Device]) -> str:
+    return _trouble(crossing.failure or crossing.wrong, devices) or (
+        crossing.refusal.detail if crossing.refusal else ""
+    )
 
 
 def dumps(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> str:

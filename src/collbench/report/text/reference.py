@@ -173,9 +173,9 @@ def _unknown(answers: Answers) -> Iterator[str]:
         yield "it is unknown whether these GPUs support NVLS"
 
 
-def _name(one: Unjudged) -> str:
-    many = f" on {one.ranks} GPUs" if one.work.operation.is_collective else ""
-    return f"{one.work}{many}"
+def _name(unjudged: Unjudged) -> str:
+    many = f" on {unjudged.ranks} GPUs" if unjudged.work.operation.is_collective else ""
+    return f"{unjudged.work}{many}"
 
 
 _WORST_FIRST = [ReferenceVerdict[name] for name in ("FAILED", "BELOW", "ABOVE", "NORMAL", "UNDECIDED", "NOT_JUDGED")]
@@ -268,7 +268,7 @@ def _covered(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[Json]:
 
     for kind in sorted(kinds, key=order):
         sizes = sizes_of(kind)
-        found = [one for size in sizes if (one := reference_at(kind, size))]
+        found = [reference for size in sizes if (reference := reference_at(kind, size))]
         yield picked(kind[0], "machine", "gpus", "links", *_WORK, "ranks", "nvls") | {
             "sizes": sizes,
             "sources": tuple(dict.fromkeys(published.origin for published in kind)),
@@ -290,15 +290,15 @@ def coverage(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[Part]:
         yield Text("")
 
 
-def _coverage_row(one: Json) -> tuple[str, ...]:
-    low, high = one["band_gbs"]
+def _coverage_row(row: Json) -> tuple[str, ...]:
+    low, high = row["band_gbs"]
     return (
-        str(Work(Operation(one["operation"]), Variant(one["variant"]))),
-        str(one["ranks"]),
-        one["links"].replace("|", " ") or "-",
-        one["nvls"] or "-",
-        size_span(one["sizes"]),
-        f"{len(one['sources'])}{', partly disagree' if one['disagree'] else ''}",
+        str(Work(Operation(row["operation"]), Variant(row["variant"]))),
+        str(row["ranks"]),
+        row["links"].replace("|", " ") or "-",
+        row["nvls"] or "-",
+        size_span(row["sizes"]),
+        f"{len(row['sources'])}{', partly disagree' if row['disagree'] else ''}",
         f"{figure(low)} or more" if high is None else f"{figure(low)}-{figure(high)}",
     )
 

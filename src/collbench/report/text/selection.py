@@ -125,9 +125,9 @@ def _finalists(selection: Selection, width: int | None, *, verbose: bool) -> Ite
         yield f"  and {len(selection.finalists) - len(shown)} more: --verbose shows them"
 
 
-def _rate(one: Finalist) -> tuple[float, float]:
+def _rate(finalist: Finalist) -> tuple[float, float]:
     """Return what orders finalists that may all tie: the measured rate, then the predicted one."""
-    return one.measured[1] if one.measured else 0.0, sum(one.predicted or ())
+    return finalist.measured[1] if finalist.measured else 0.0, sum(finalist.predicted or ())
 
 
 def _with_chosen(finalists: Sequence[Finalist], chosen: set[str]) -> Sequence[Finalist]:
