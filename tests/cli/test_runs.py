@@ -12,8 +12,10 @@ import pytest
 import collbench
 from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.run import StopReason
+from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, in_words, pair_run
 from tests.cli.program import Program, save_run
+from tests.sim.made import faulty_file
 
 
 @pytest.fixture
@@ -55,6 +57,15 @@ def test_runs_are_listed_newest_first_with_their_outcome(program: Program, folde
     assert [row.split()[0] for row in rows] == ["1", "3", "4"]  # the second file is no run
     assert "interrupted" in rows[1]
     assert f"\nfiles     {folder}\n" in result.out
+
+
+def test_a_run_that_wrong_data_ended_is_not_called_interrupted(program: Program, folder: Path) -> None:
+    corrupt = faulty_file("titan-rtx-nv2", Fault(FaultKind.CORRUPT_LINK, (0, 1)))
+    ended = program("copies", *corrupt, "--sizes", "1M")
+    assert ended.status == ExitStatus.UNTRUSTED
+    assert f"\nsaved     {folder}/" in ended.out
+    (row,) = program("runs").out.splitlines()[1:2]
+    assert row.endswith("  copies   incomplete, wrong data or hang")
 
 
 def test_commands_take_a_run_by_its_number_in_the_list(program: Program, folder: Path, tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ def page(runs: Sequence[SavedRun]) -> Page:
 
 def _row(run: SavedRun) -> tuple[str, ...]:
     outcome = _OUTCOMES.get(run.status, "done")
-    if not run.complete:
+    if run.status is ExitStatus.UNTRUSTED and not run.complete:
+        outcome = f"incomplete, {outcome}"  # nobody need have interrupted it: wrong data ends a run
+    elif not run.complete:
         outcome = "interrupted" if run.status is ExitStatus.DONE else f"interrupted, {outcome}"
     return (
         str(run.number),
