@@ -220,7 +220,7 @@ def report(job: Job, rank: int | None = None, alone: Mapping[int, float] | None 
         gpu=tuple(one for one in passed if one is not None),
         late=tuple(sorted(late, key=lambda one: (-one.waits, one.rank))),
         late_known=any(len(group.judged) for group in groups),
-        turns=() if late or len(groups) != 1 else _turns(groups[0]),
+        turns=() if late or len(groups) != 1 or not groups[0].whole else _turns(groups[0]),
     )
 
 
