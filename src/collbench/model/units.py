@@ -224,8 +224,8 @@ def number_ranges(numbers: Iterable[int]) -> str:
 
 
 def size_span(sizes: Collection[int]) -> str:
-    """Return the smallest and the largest of some sizes in bytes: "8 B to 1G"."""
-    return span(sizes, format_size)
+    """Return the smallest and the largest of some sizes in bytes: "8 B to 1G", of a job's calls "32.0M to 48.0M"."""
+    return span(sizes, format_message_size)
 
 
 def amount(count: int, noun: str) -> str:
