@@ -47,18 +47,15 @@ def _sentence(ablation_result: AblationResult) -> str:
 
 
 def gpt2(folder: Path) -> list[str]:
-    """Return the table of steps with and without P2P, with the published ones below."""
+    """Return the table of steps with and without P2P."""
     head = ("job", "GPUs", "step with P2P", "without", "ratio", "all-reduce of 64 MiB with, GB/s", "without")
     rows = [_gpt2_row(ablation_result) for ablation_result in results.ablations(folder)]
     if not rows:
         return []
-    published_rows = [
-        (job.job, job.gpus, job.fast, job.slow, f"{job.ratio:.2f}", "–", "–") for job in published.LANGUAGE
-    ]
     image_lines = picture(
         folder, "ablation", "Time of a training step with P2P and without, by strategy and number of GPUs"
     )
-    return [*image_lines, *markdown(head, [*rows, *published_rows])]
+    return [*image_lines, *markdown(head, rows)]
 
 
 def _gpt2_row(ablation_result: AblationResult) -> Sequence[str]:

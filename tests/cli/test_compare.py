@@ -16,6 +16,7 @@ from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
 from tests.cli.program import Program
 from tests.judge.runs import RESULTS, copies, recorded, scaled
+from tests.report.pages import shows
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("compare.md", "normal.md", "exchange.md")
@@ -147,8 +148,8 @@ def test_every_command_of_the_page_runs(program: Program, args: list[str]) -> No
 @pytest.mark.usefixtures("documented")
 def test_the_page_shows_what_is_printed(program: Program) -> None:
     printed = program("compare", "base.json", "new.json").out
-    indented = [f"    {line}" if line else "" for line in printed.rstrip("\n").splitlines()]
-    assert "\n".join(["    collbench compare base.json new.json", *indented]) in PAGE
+    (sample,) = re.findall(r"^    collbench compare base.json new.json\n((?:    .*\n)+)", PAGE, re.MULTILINE)
+    assert shows(sample, printed)
     ((command, shown),) = re.findall(r"^    \$ collbench (.*)\n((?:    .*\n)+?)    …$", PAGE, re.MULTILINE)
     assert program(*shlex.split(command)).out.startswith(re.sub(r"^    ", "", shown, flags=re.MULTILINE))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, permutations
+from textwrap import dedent
 
 from rich.console import Console
 
@@ -16,6 +18,13 @@ from collbench.report.text.layout import Page
 from tests.builders import gpus, measured, run_of
 
 _COPIES = {Operation.CE_WRITE: 395.2, Operation.CE_READ: 393.7, Operation.SM_WRITE: 370.1, Operation.SM_READ: 376.4}
+
+
+def shows(sample: str, printed: str) -> bool:
+    """Return whether a document's indented sample is of a printed page; its lines "…" stand for lines left out."""
+    parts = [part for part in re.split(r"^…\n", dedent(sample), flags=re.MULTILINE) if part]
+    positions = [printed.find(part) for part in parts]
+    return -1 not in positions and positions == sorted(positions)
 
 
 def text(
