@@ -174,7 +174,7 @@ def renumbered(item: Any, new: Mapping[int, int]) -> Any:
     if isinstance(item, Sample) and not item.flags and not item.marks:
         return item  # most of a run
     if isinstance(item, tuple | list):
-        return type(item)(renumbered(one, new) for one in item) if any(map(is_dataclass, item[:1])) else item
+        return type(item)(renumbered(element, new) for element in item) if any(map(is_dataclass, item[:1])) else item
     if not is_dataclass(item) or isinstance(item, type):
         return item
     changed: dict[str, Any] = {}

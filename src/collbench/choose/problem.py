@@ -116,16 +116,16 @@ def in_bus_order(devices: Sequence[Device], among: Collection[int]) -> tuple[int
     """Return positions in the order of PCI bus ids, so that the order in which devices were listed decides nothing."""
 
     def identity(position: int) -> tuple[str, str, str, int]:
-        one = devices[position]
-        bus = one.pci_bus_id.upper()
-        return one.host, bus, one.uuid if bus else "", one.index
+        device = devices[position]
+        bus = device.pci_bus_id.upper()
+        return device.host, bus, device.uuid if bus else "", device.index
 
     return tuple(sorted(among, key=identity))
 
 
 def ordered_by(devices: Sequence[Device]) -> TieBreak:
     """Return what the order of positions stands for: PCI bus ids, or indices for devices without."""
-    return TieBreak.BUS_ID if all(one.pci_bus_id for one in devices) else TieBreak.INDEX
+    return TieBreak.BUS_ID if all(device.pci_bus_id for device in devices) else TieBreak.INDEX
 
 
 def paths_by_pair(paths: Sequence[Path], index: dict[int, int]) -> dict[tuple[int, int], Path]:
@@ -170,7 +170,7 @@ def remaining(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> li
 
 def without_clause(devices: Sequence[Device], out: Sequence[LeftOut]) -> str:
     """Return " without GPU3", "" if no device was left out."""
-    few = tags([one.member for one in out], devices) if len(out) <= _FEW_LEFT_OUT else f"the {len(out)} left out"
+    few = tags([left.member for left in out], devices) if len(out) <= _FEW_LEFT_OUT else f"the {len(out)} left out"
     return f" without {few}" if out else ""
 
 

@@ -75,7 +75,7 @@ class _Pool:
 
     def __init__(self, run: Run, out: tuple[LeftOut, ...]) -> None:
         self.run, self.out = run, out
-        gone = {one.member for one in out}
+        gone = {left.member for left in out}
         fit = [position for position in range(len(run.devices)) if position not in gone]
         self.without = without_clause(run.devices, out)
         self.ended, self.ranking = outcome(run), evidence(run, fit)
@@ -123,7 +123,7 @@ def _best(pool: _Pool, k: int, exclude: Collection[int] = (), *, allow_busy: boo
     other = _Pool(pool.run, fewer).choice(k)
     if other.failed:
         return choice
-    return replace(other, forgiven=tuple(one for one in pool.out if one.member in other.members))
+    return replace(other, forgiven=tuple(left for left in pool.out if left.member in other.members))
 
 
 # What measuring the finalists shows: the fastest, and what it gains over the first k (docs/method/choosing.md 5).
@@ -143,8 +143,8 @@ def settle(choice: Choice, verification: Run) -> Choice:
 
     summaries = {members: summarize(point) for members, point in points.items()}
     by_set = {
-        members: another_run(one, points[members])
-        for members, one in estimates(points, dict.fromkeys(points, "set")).items()
+        members: another_run(estimate, points[members])
+        for members, estimate in estimates(points, dict.fromkeys(points, "set")).items()
     }
     delta = tolerance(next(iter(points.values())).point.size_bytes)
     measured = [some for some in choice.finalists if some.members in by_set]
@@ -159,7 +159,8 @@ def settle(choice: Choice, verification: Run) -> Choice:
         difference = by_set[winner].middle - by_set[default].middle
         error = math.hypot(by_set[winner].cautious_error, by_set[default].cautious_error)
         freedom = min(
-            one.own_noise.freedom if one.own_noise else one.freedom for one in (by_set[winner], by_set[default])
+            estimate.own_noise.freedom if estimate.own_noise else estimate.freedom
+            for estimate in (by_set[winner], by_set[default])
         )
         width = error * simultaneous_quantile(freedom, len(by_set) - 1)
         gain = math.exp(difference - width), math.exp(difference), math.exp(difference + width)
@@ -229,13 +230,17 @@ def further_finalists(choice: Choice, run: Run, verification: Run) -> tuple[Cand
     candidates = search(problem.wired, k, problem.delta)
     candidates = candidates.only(preferred(candidates.sets, problem.failed))
     measured = {
-        tuple(sorted(problem.order.index(one) for one in members)): summarize(point).busbw
+        tuple(sorted(problem.order.index(gpu) for gpu in members)): summarize(point).busbw
         for members, point in points.items()
     }
     # A pair's band is its own measurement. Messages of another size have another share of it, the same for all pairs.
     size_bytes = next(iter(points.values())).point.size_bytes
     there = rank_pairs(run, ranking.operation, size_bytes, fit) if k > 2 else None
-    share = median(one.gbs for one in there.standings) / median(one.gbs for one in ranking.standings) if there else 0.0
+    share = (
+        median(standing.gbs for standing in there.standings) / median(standing.gbs for standing in ranking.standings)
+        if there
+        else 0.0
+    )
     ended = outcome(run)
     return tuple(
         replace(some, members=members, sound=not ended.within(members))
@@ -311,7 +316,7 @@ def from_run(run: Run, fit: Collection[int], ranking: Ranking, without: str = ""
         broken[a, b] = broken[b, a] = True
     devices = [run.devices[position] for position in every]
     checks = [check for check in run.interference_checks if check.operation is ranking.operation]
-    wired = wiring(devices, paths_by_pair(run.paths, index), rates, checks, broken).of([index[one] for one in order])
+    wired = wiring(devices, paths_by_pair(run.paths, index), rates, checks, broken).of([index[gpu] for gpu in order])
     alike = len({path.label for path in run.paths if set(path.devices) <= set(fit)}) <= 1
     # An interrupted run may lack some pairs, or all but a few at its largest size: not known to tie.
     whole = len(ranking.standings) == comb(len(order), 2) and not wired.missing.any()

@@ -135,7 +135,7 @@ def _level(group: NDArray[np.intp], within: Values, across: Values, denied: NDAr
     for number in numbers[sizes > 1].tolist():
         inside = group == number
         # Beyond the switch, too, a pair is as fast as its slower device: a slow slot does not fill an uplink.
-        reach = np.array([_median(across, one, ~inside) or np.nan for one in np.eye(len(group), dtype=bool)])
+        reach = np.array([_median(across, alone, ~inside) or np.nan for alone in np.eye(len(group), dtype=bool)])
         below = _median(within, inside, inside)
         beyond = _median(np.where(np.isnan(within), np.nan, np.minimum.outer(reach, reach)), inside, inside)
         full = below is not None and beyond is not None and below < _SHARED * beyond
@@ -263,7 +263,9 @@ class Wiring:
         """Return the wiring of some of the devices, in the order given."""
         positions = list(members)
         some = np.ix_(positions, positions)
-        arrays = {one.name: value for one in fields(self) if isinstance(value := getattr(self, one.name), np.ndarray)}
+        arrays = {
+            field.name: value for field in fields(self) if isinstance(value := getattr(self, field.name), np.ndarray)
+        }
         return replace(
             self,
             **{name: array[some if array.ndim == 2 else positions] for name, array in arrays.items()},

@@ -88,16 +88,16 @@ def exposure(rank: JobRank, repetitions: Collection[int], waiting: float | None)
     median step, and `exposed` is its own median. One step cannot stand for all: a rank waits in some and not in others.
     `waiting` are the seconds that all its kernels wait in a step, None if some call's transfer is unknown.
     """
-    samples = [] if rank.step is None else [one for one in rank.step.samples if one.repetition in repetitions]
-    known = [one.gpu_time for one in samples if one.gpu_time]
+    samples = [] if rank.step is None else [sample for sample in rank.step.samples if sample.repetition in repetitions]
+    known = [sample.gpu_time for sample in samples if sample.gpu_time]
     passed = known or ([] if rank.gpu_time is None else [rank.gpu_time])
     if not passed:
         return None
-    parts = np.array([(one.exposed, one.compute, one.copies, one.idle) for one in passed]) * MICRO
+    parts = np.array([(step.exposed, step.compute, step.copies, step.idle) for step in passed]) * MICRO
     until = np.median(parts.cumsum(axis=1), axis=0)
     exposed, compute, copies, idle = map(float, np.diff(until, prepend=0.0))
-    hidden = float(np.median([one.overlapped for one in passed])) * MICRO
-    waits = [sum(one.exposed_waiting) for one in samples if one.gpu_time and one.exposed_waiting]
+    hidden = float(np.median([step.overlapped for step in passed])) * MICRO
+    waits = [sum(sample.exposed_waiting) for sample in samples if sample.gpu_time and sample.exposed_waiting]
     bare = None if waiting is None or not waits else min(exposed, waiting, float(np.median(waits)) * MICRO)
     return Exposure(
         rank.rank,

@@ -59,7 +59,7 @@ def _check(job: Job) -> None:
         for phase in (*rank.phases, *([rank.step] if rank.step else [])):
             _check_phase(phase, len(job.calls), f"rank {rank.rank}")
         _check_order(rank)
-    if any(not 0 <= one.call < len(job.calls) for one in job.steps.occasional):
+    if any(not 0 <= occasional.call < len(job.calls) for occasional in job.steps.occasional):
         raise ValueError("job.steps has an occasional call that the job's table lacks")
 
 

@@ -91,7 +91,7 @@ def _transfers(job: Job) -> dict[int, dict[tuple[int, int], int]]:
     phases = {rank.rank: phase for rank in job.ranks if (phase := shown_phase(rank)) is not None}
     found: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
     for (rank, repetition), moving in transfers(job).items():
-        sample = next(one for one in phases[rank].samples if one.repetition == repetition)
+        sample = next(sample for sample in phases[rank].samples if sample.repetition == repetition)
         kernels = zip(_moments(sample), moving.tolist(), strict=False)
         found[rank] |= {kernel: round(least * _NANO) for kernel, least in kernels if least > 0}
     return found

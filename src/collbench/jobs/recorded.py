@@ -169,8 +169,8 @@ def _numbered(streams: Sequence[Stream], sizes: Mapping[CommunicatorKey, int]) -
 
     # No communicator has them all, and no launcher numbered them: by host, process and stream number.
     def who(index: int) -> tuple[str, int, int, int]:
-        one = streams[index]
-        return one.host, one.realtime_ns if one.device is None else one.device, one.pid, one.index
+        stream = streams[index]
+        return stream.host, stream.realtime_ns if stream.device is None else stream.device, stream.pid, stream.index
 
     order = sorted(range(len(streams)), key=who)
     return [order.index(index) for index in range(len(streams))], max(len(streams), *sizes.values())
@@ -282,15 +282,15 @@ class _Places:
         """Return a function of the times at each place: parts of an all-to-all share a kernel."""
         return np.array([function(times[at]) for at in self.at], float)
 
-    def times(self, one: Repetition, clock: int) -> Times:
+    def times(self, repetition: Repetition, clock: int) -> Times:
         """Return the times of a repetition; `clock` turns its starts into ns from the job's own."""
-        pauses = np.diff(one.starts, prepend=one.before or np.nan).clip(min=0.0) / 1e3
+        pauses = np.diff(repetition.starts, prepend=repetition.before or np.nan).clip(min=0.0) / 1e3
         return Times(
-            self.first(_micro(one.starts, clock)),
+            self.first(_micro(repetition.starts, clock)),
             self.first(pauses),
-            self.over(np.max, _micro(one.gpu)),
-            self.over(np.min, _micro(one.begins, clock)),
-            self.over(np.max, one.ahead / 1e3),
+            self.over(np.max, _micro(repetition.gpu)),
+            self.over(np.min, _micro(repetition.begins, clock)),
+            self.over(np.max, repetition.ahead / 1e3),
         )
 
 
@@ -331,14 +331,14 @@ def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
 
 def _add_samples(partial: PartialPhase, repeated: Repeated, places: _Places, clock: int) -> None:
     """Add the repetitions that the plugin kept of a phase, and their usual times."""
-    kept = [one for one in repeated.samples if one.repetition < partial.repetitions]
-    timed = [places.times(one, clock) for one in kept]
+    kept = [raw for raw in repeated.samples if raw.repetition < partial.repetitions]
+    timed = [places.times(raw, clock) for raw in kept]
     partial.pauses, partial.gpu = (
         typical(np.reshape(rows, (-1, len(places.at))))
-        for rows in ([one.pauses for one in timed], [one.gpu for one in timed])
+        for rows in ([times.pauses for times in timed], [times.gpu for times in timed])
     )
     partial.samples += [
-        sample(one.repetition, times.starts, times.gpu, times.begins) for one, times in zip(kept, timed, strict=True)
+        sample(raw.repetition, times.starts, times.gpu, times.begins) for raw, times in zip(kept, timed, strict=True)
     ]
 
 

@@ -100,7 +100,7 @@ def _phase(symbols: tuple[int, ...], partial: PartialPhase, times: Times) -> Pha
         for number, row in zip(partial.numbers[kept], rows[kept], strict=True)
         if np.isfinite(times.starts[row]).all()
     ]
-    whole = sorted([*partial.samples, *samples], key=lambda one: one.repetition)
+    whole = sorted([*partial.samples, *samples], key=lambda kept: kept.repetition)
     return Phase(positions, partial.repetitions, tuple(whole))
 
 

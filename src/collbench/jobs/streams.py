@@ -267,7 +267,7 @@ def _check_tables(
     for symbols in (*(phase.symbols for phase in phases), tail):
         if len(symbols) and int(symbols.max()) // 2 >= len(calls):
             raise StreamError("a phase has a call that is not in the table of calls")
-    if any(not 0 <= one.rank < (one.ranks or MAX_RANKS) <= MAX_RANKS for one in communicators):
+    if any(not 0 <= comm.rank < (comm.ranks or MAX_RANKS) <= MAX_RANKS for comm in communicators):
         raise StreamError("a communicator has a rank that it cannot have")
     if any(call.count > _MAX_ELEMENTS for call in calls):
         raise StreamError("a call is larger than any can be")

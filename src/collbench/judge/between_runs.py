@@ -412,11 +412,11 @@ def _with_links(changes: Mapping[Key, PointPair], rows: _Rows, found: Mapping[Ke
         most[link] = _OF_OTHERS * math.sqrt(max(0.0, (variance(others) - trials) / 2 - point))
     shown = {}
     for key in keys:
-        together, one = with_shown(changes[key].between, of_all), found[key]
+        together, variation = with_shown(changes[key].between, of_all), found[key]
         own = min(together.own, most[frozenset(key.members)])
-        if own > one.own:
-            one = replace(one, own=own, own_freedom=together.own_freedom, origin=VariationSource.COMPARISON)
-        shown[key] = one
+        if own > variation.own:
+            variation = replace(variation, own=own, own_freedom=together.own_freedom, origin=VariationSource.COMPARISON)
+        shown[key] = variation
     return shown
 
 

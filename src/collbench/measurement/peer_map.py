@@ -77,22 +77,22 @@ def crossings_of(run: Run) -> dict[Link, tuple[Crossing, ...]]:
             continue
         work, size, link = point.work, point.size_bytes, (point.members[0], point.members[1])
         if measurement.wrong:
-            one = Crossing(work, size, wrong=WrongData(work, size, link, measurement.wrong))
+            crossing = Crossing(work, size, wrong=WrongData(work, size, link, measurement.wrong))
         elif measurement.failure and measurement.failure.kind is FailureKind.BUSY:
             continue
         elif measurement.failure:
-            one = Crossing(work, size, failure=measurement.failure)
+            crossing = Crossing(work, size, failure=measurement.failure)
         elif measurement.samples:
             alone = [sample for sample in measurement.samples if not sample.concurrent] or measurement.samples
-            one = Crossing(work, size, gbs=size / median(median(sample.seconds) for sample in alone) / 1e9)
+            crossing = Crossing(work, size, gbs=size / median(median(sample.seconds) for sample in alone) / 1e9)
         else:
             continue
-        found[link] = (*found.get(link, ()), one)
+        found[link] = (*found.get(link, ()), crossing)
     return found
 
 
 def _is_sound(crossings: tuple[Crossing, ...]) -> bool:
-    works = {one.work for one in crossings if one.state is PeerState.WORKS}
+    works = {crossing.work for crossing in crossings if crossing.state is PeerState.WORKS}
     return works.issuperset(BY_PEER_ACCESS) and not any(map(_is_trouble, crossings))
 
 
@@ -111,7 +111,10 @@ def cross_links(
     others = [link for link in every if link not in sound and not hung[link]]
     found, together = _examined(others, count, opening)
     found |= {link: _alone(opening, link, crossings) for link, crossings in hung.items() if crossings}
-    failed = {link: [one for one in before.get(link, ()) if _is_trouble(one) and not _is_hang(one)] for link in found}
+    failed = {
+        link: [crossing for crossing in before.get(link, ()) if _is_trouble(crossing) and not _is_hang(crossing)]
+        for link in found
+    }
     return {link: sound.get(link) or (*failed[link], *found[link]) for link in every}, together
 
 
@@ -140,64 +143,70 @@ def _examined(
     unknown: list[Crossing] = []
     for link, crossings in found.items():
         # Other peers may have been too many for the driver to enable these two.
-        refused = count > _MAX_PEERS + 1 and any(one.state is PeerState.NONE for one in crossings)
+        refused = count > _MAX_PEERS + 1 and any(crossing.state is PeerState.NONE for crossing in crossings)
         if refused or not crossings or any(map(_is_trouble, crossings)):
             found[link] = _alone(opening, link, crossings) if len(unknown) < _MAX_UNKNOWN else (unknown[-1],)
             unknown += filter(_is_unknown, found[link])
     return found, together
 
 
-def _is_trouble(one: Crossing) -> bool:
-    return (one.state.is_broken and one.work != THROUGH_HOST) or _is_unknown(one)
+def _is_trouble(crossing: Crossing) -> bool:
+    return (crossing.state.is_broken and crossing.work != THROUGH_HOST) or _is_unknown(crossing)
 
 
-def _is_unknown(one: Crossing) -> bool:
-    return one.state is PeerState.UNKNOWN and one.work != THROUGH_HOST
+def _is_unknown(crossing: Crossing) -> bool:
+    return crossing.state is PeerState.UNKNOWN and crossing.work != THROUGH_HOST
 
 
-def _is_hang(one: Crossing) -> bool:
-    return one.state is PeerState.HANGS and one.work != THROUGH_HOST and not _no_worker(one)
+def _is_hang(crossing: Crossing) -> bool:
+    return crossing.state is PeerState.HANGS and crossing.work != THROUGH_HOST and not _no_worker(crossing)
 
 
 def _without_worker(crossings: tuple[Crossing, ...]) -> tuple[Crossing, ...]:
     """Return the copies through the host that no process could be opened for: no later link has to wait for that."""
-    return tuple(one for one in crossings if one.work == THROUGH_HOST and _no_worker(one))
+    return tuple(crossing for crossing in crossings if crossing.work == THROUGH_HOST and _no_worker(crossing))
 
 
-def _no_worker(one: Crossing) -> bool:
-    return one.failure is not None and one.failure.cause is Cause.NO_WORKER
+def _no_worker(crossing: Crossing) -> bool:
+    return crossing.failure is not None and crossing.failure.cause is Cause.NO_WORKER
 
 
 def _until_trouble(crossings: Iterator[Crossing]) -> Iterator[Crossing]:
-    for one in crossings:
-        yield one
-        if _is_trouble(one):
+    for crossing in crossings:
+        yield crossing
+        if _is_trouble(crossing):
             return
 
 
 def _alone(opening: Opening, link: Link, before: tuple[Crossing, ...]) -> tuple[Crossing, ...]:
     """Return what crosses a link in a process on its devices alone; ways that failed `before` are not tried again."""
-    settled = {one.work for one in before if _is_trouble(one) and not _no_worker(one) and not _is_unknown(one)}
+    settled = {
+        crossing.work
+        for crossing in before
+        if _is_trouble(crossing) and not _no_worker(crossing) and not _is_unknown(crossing)
+    }
     ways = [work for work in WAYS if work not in settled]
     try:
         with opening(link) as backend:
             refusals = {work: backend.can_run(work, (0, 1)) for work in WAYS}
-            fresh = [_placed(one, link) for one in _crossings(backend, (0, 1), refusals, _sizes(backend), ways)]
+            fresh = [
+                _placed(crossing, link) for crossing in _crossings(backend, (0, 1), refusals, _sizes(backend), ways)
+            ]
     except CollbenchError as error:
         failure = failure_of(error)
         fresh = [Crossing(work, SIZES[0], failure=failure) for work in ways]
-    kept = (one for one in before if one.work in settled)
-    return tuple(sorted((*kept, *fresh), key=lambda one: WAYS.index(one.work)))
+    kept = (crossing for crossing in before if crossing.work in settled)
+    return tuple(sorted((*kept, *fresh), key=lambda crossing: WAYS.index(crossing.work)))
 
 
-def _placed(one: Crossing, link: Link) -> Crossing:
+def _placed(crossing: Crossing, link: Link) -> Crossing:
     """Return a crossing with the machine's positions in place of a process's own."""
-    if one.wrong is not None:
-        return replace(one, wrong=replace(one.wrong, members=link))
-    if one.failure is None or not one.failure.groups:
-        return one
-    devices = tuple(link[position] for position in one.failure.devices if position < len(link))
-    return replace(one, failure=replace(one.failure, groups=(link,), devices=devices))
+    if crossing.wrong is not None:
+        return replace(crossing, wrong=replace(crossing.wrong, members=link))
+    if crossing.failure is None or not crossing.failure.groups:
+        return crossing
+    devices = tuple(link[position] for position in crossing.failure.devices if position < len(link))
+    return replace(crossing, failure=replace(crossing.failure, groups=(link,), devices=devices))
 
 
 def _sizes(backend: Backend) -> tuple[int, ...]:
@@ -229,12 +238,12 @@ def _crossings(
             yield Crossing(work, sizes[-1], refusal=refusal)
             continue
         for size in sizes:
-            one = _cross(backend, work, size, members)
+            crossing = _cross(backend, work, size, members)
             # From a cache, reads by a kernel would seem too fast: that they arrive is what counts.
-            yield replace(one, gbs=None) if refusal else one
-            if one.state is PeerState.UNKNOWN:  # the other ways would take as long
+            yield replace(crossing, gbs=None) if refusal else crossing
+            if crossing.state is PeerState.UNKNOWN:  # the other ways would take as long
                 return
-            if one.state.is_broken:
+            if crossing.state.is_broken:
                 break
 
 
@@ -305,9 +314,9 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Kn
     for link, crossed in crossings.items():
         said = reported[min(link), max(link)]
         answers = {"r": said.read, "w": said.write} if said else {}
-        one = PeerLink(link, crossed, {letter: state for letter, state in answers.items() if state})
-        direct = one.cuda and not variables.get("NCCL_P2P_DISABLE")
-        links.append(replace(one, nccl="P2P/direct pointer" if direct else "SHM/direct/direct"))
+        peer_link = PeerLink(link, crossed, {letter: state for letter, state in answers.items() if state})
+        direct = peer_link.cuda and not variables.get("NCCL_P2P_DISABLE")
+        links.append(replace(peer_link, nccl="P2P/direct pointer" if direct else "SHM/direct/direct"))
     facts = Facts(
         SIM.name,
         Host(),
@@ -315,7 +324,7 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Kn
         environment=variables,
     )
     peer_map = PeerMap(
-        SIM.name, "sim", devices, tuple(links), paths, fabric.name, together, seconds=sum(one.clock() for one in used)
+        SIM.name, "sim", devices, tuple(links), paths, fabric.name, together, seconds=sum(sim.clock() for sim in used)
     )
     return Examined(peer_map, causes(peer_map, facts))
 

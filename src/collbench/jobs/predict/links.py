@@ -74,7 +74,7 @@ class Links:
     def price(self, operation: Operation, size_bytes: int, members: Members) -> Price:
         """Return the price of a call on devices, by position. Raises NoEvidence."""
         key = tuple(sorted(members))
-        other = next((one for one in INSTEAD.get(operation, (operation,)) if (one, key) in self._curves), None)
+        other = next((alike for alike in INSTEAD.get(operation, (operation,)) if (alike, key) in self._curves), None)
         if other is None:
             indices = ",".join(str(self.run.devices[position].index) for position in key)
             raise NoEvidence(
@@ -114,8 +114,8 @@ class Links:
             fit = f" without {tags(tuple(sorted(faulty)), self.run.devices)} (faulty)" if faulty else ""
             raise unmeasured(f"{amount(k, 'device')}{fit}")
         size = min(
-            max(_RANKED_BYTES, *(one.sizes[0] for one in curves.values())),
-            max(one.sizes[-1] for one in curves.values()),
+            max(_RANKED_BYTES, *(curve.sizes[0] for curve in curves.values())),
+            max(curve.sizes[-1] for curve in curves.values()),
         )
         seconds: dict[Members, float] = {}
         unpriced: list[NoEvidence] = []
@@ -148,7 +148,7 @@ def _check(name: str, base: Run, other: str, run: Run) -> None:
     if capabilities(run.backend).cores:
         raise UsageError(f"{other} was measured on CPU cores: name a run of GPUs")
     if (base.backend, base.machine.fabric) != (run.backend, run.machine.fabric):
-        kinds = " and ".join(sorted({f"{one.backend} {one.machine.fabric}".strip() for one in (base, run)}))
+        kinds = " and ".join(sorted({f"{side.backend} {side.machine.fabric}".strip() for side in (base, run)}))
         raise UsageError(f"{name} and {other} are of different machines ({kinds}): give runs of one machine")
     known = {device.uuid for device in base.devices}
     strange = [device for device in run.devices if device.uuid not in known]

@@ -145,9 +145,9 @@ def _near(links: Links, step: Step, members: Iterable[Members], seconds: float) 
     from collbench.jobs.predict.links import NoEvidence  # late: numpy and scipy
 
     found = 0
-    for one in members:
+    for devices in members:
         with suppress(NoEvidence):
-            found += seconds_of(links, step, one)[0] <= seconds
+            found += seconds_of(links, step, devices)[0] <= seconds
     return found
 
 

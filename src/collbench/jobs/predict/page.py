@@ -167,7 +167,7 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
             "their change"
         )
     assumed = dict.fromkeys(price.assumed for both_prices in predicted.prices.values() for price in both_prices)
-    lines += [f"assumed   {text}" for text in [one for one in assumed if one][:_FEW]]
+    lines += [f"assumed   {text}" for text in [assumption for assumption in assumed if assumption][:_FEW]]
     if predicted.kept:
         names = ", ".join(dict.fromkeys(job.calls[number].operation for number in predicted.kept))
         lines.append(f"kept      {names}: {amount(len(predicted.kept), 'call')} as recorded: no run covers them")
@@ -201,7 +201,7 @@ def _devices(placed: PlacedJob) -> str:
 
 def _other_gpus(predicted: PredictedJob) -> str:
     """Return that the job's GPUs were of another model than those of the run; "" if they were not."""
-    old, new = (counted(device.name for device in one.devices) for one in (predicted.recorded, predicted.here))
+    old, new = (counted(device.name for device in placed.devices) for placed in (predicted.recorded, predicted.here))
     if old == new:
         return ""
     return f"other GPUs: recorded on {old}, predicted for {new}: only the links change, computing stays as recorded"

@@ -109,7 +109,7 @@ def change(calls: Sequence[Sent], *, gpu_limits: bool = False) -> Span:
 
     serial = sum(call.after - call.before for call in calls)
     outlasting = max(
-        sum(one.after for one in own) - max(period, sum(one.before for one in own)) for own in groups.values()
+        sum(call.after for call in own) - max(period, sum(call.before for call in own)) for own in groups.values()
     )
     waited = sum(call.after - call.before for call in calls if call.group in waiting)
     if gpu_limits:
@@ -200,10 +200,10 @@ def predict_job(job: Job, new: PlacedJob, recorded: PlacedJob) -> PredictedJob:
         raise UsageError(
             "the job has no step with known pauses to predict: record one that repeats, with 'collbench record'"
         )
-    least = min(found, key=lambda one: one.covered)
+    least = min(found, key=lambda prediction: prediction.covered)
     if least.covered < MIN_COVERED:
         raise UsageError(
             f"the runs cover {least.percent}% of the bytes of the job's step (rank {least.rank}) on both links, which "
             "says too little to predict it: measure the collectives that it sends, on its devices and at its sizes"
         )
-    return max(found, key=lambda one: abs(one.change[1]))
+    return max(found, key=lambda prediction: abs(prediction.change[1]))

@@ -406,10 +406,10 @@ def _joined(partners: Mapping[_UnitKey, set[_UnitKey]]) -> Iterator[tuple[_UnitK
     while left:
         joined, pending = set[_UnitKey](), [next(iter(left))]
         while pending:
-            one = pending.pop()
-            if one not in joined:
-                joined.add(one)
-                pending += left.pop(one)
+            unit = pending.pop()
+            if unit not in joined:
+                joined.add(unit)
+                pending += left.pop(unit)
         yield tuple(sorted(joined))
 
 
@@ -444,8 +444,8 @@ def _kinds(
     order = sorted(set(keys), key=lambda key: (-key[1], key))
     kinds = []
     for key in order:
-        seconds = [one for one, own in zip(recorded, keys, strict=True) if own == key]
-        known = [one for one in seconds if one is not None]
+        seconds = [spent for spent, own in zip(recorded, keys, strict=True) if own == key]
+        known = [spent for spent in seconds if spent is not None]
         # A rank that sends only to itself is a meeting of one rank, without communication.
         kinds.append(ReplayedCall(*key, len(seconds), fmean(known) if len(known) == len(seconds) else None))
     return tuple(kinds), tuple(order.index(key) for key in keys)
@@ -469,7 +469,7 @@ def _recorded(
     def summed(key: _UnitKey) -> float | None:
         rank, number = key
         medians = [phases[rank].positions[at].gpu for at in units[rank][number].positions]
-        known = [one for one in medians if one is not None]
+        known = [spent for spent in medians if spent is not None]
         return max(known) if len(known) == len(medians) else None
 
     def least(times: Iterable[float | None]) -> float | None:
@@ -479,8 +479,8 @@ def _recorded(
     seconds: list[float | None] = []
     for meeting in meetings:
         each = [least(sampled(key, repetition) for key in meeting) for repetition in common]
-        known = [one for one in each if one is not None] or [
-            one for one in [least(map(summed, meeting))] if one is not None
+        known = [spent for spent in each if spent is not None] or [
+            spent for spent in [least(map(summed, meeting))] if spent is not None
         ]
         seconds.append(median(known) * MICRO if known else None)
     return seconds

@@ -44,7 +44,7 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
 
     # 1 µs before the first kernel, because a kernel that begins at 0 is one of unknown beginning.
     moments = (
-        trace.origin + one for trace in traces for call in trace.calls for one in (call.start, call.gpu_start - 1)
+        trace.origin + moment for trace in traces for call in trace.calls for moment in (call.start, call.gpu_start - 1)
     )
     began = min((moment for moment in moments if not math.isnan(moment)), default=0.0)
     ranks = tuple(
@@ -73,7 +73,7 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
         ),
         library=traced[0].library,
     )
-    marks = {number: [mark - (began - one.origin) for mark in one.marks] for number, one in ranked if one.marks}
+    marks = {number: [mark - (began - trace.origin) for mark in trace.marks] for number, trace in ranked if trace.marks}
     job = steps.find(job, calls_per_step, marks)
     moving = transfers(job)
     timed = (_on_gpu(rank, trace, began, moving) for rank, (_, trace) in zip(job.ranks, ranked, strict=True))
@@ -135,10 +135,10 @@ def _on_gpu(rank: JobRank, trace: Trace, began: float, transfers: Mapping[tuple[
         begins = np.array([begin for _, begin in own])
         ends = np.where(np.isnan(ends), begins, np.maximum(begins, ends))
         least = np.minimum(timeline.exposed(np.stack([begins, ends], axis=1)), [whole for whole, _ in own])
-        return tuple(round(float(one), 3) for one in least)
+        return tuple(round(float(exposed_us), 3) for exposed_us in least)
 
     def timed(phase: Phase) -> Phase:
-        by_number = {one.repetition: one for one in phase.samples}
+        by_number = {sample.repetition: sample for sample in phase.samples}
         spans = [_on_its_gpu(sample, by_number.get(sample.repetition + 1)) for sample in phase.samples]
         samples = []
         for sample, span in zip(phase.samples, spans, strict=True):
@@ -148,7 +148,7 @@ def _on_gpu(rank: JobRank, trace: Trace, began: float, transfers: Mapping[tuple[
                 step = 0.0 if passed is None else round(passed.total, 3)
             kernels = zip(sample.gpu_starts, sample.gpu, strict=False)
             own = [exposed.get(kernel, (0.0, 0.0)) for kernel in kernels]
-            bare, waits = tuple(round(one, 3) for one, _ in own), waiting(sample, own)
+            bare, waits = tuple(round(bare_us, 3) for bare_us, _ in own), waiting(sample, own)
             samples.append(replace(sample, step=step, exposed=bare, exposed_waiting=waits, gpu_time=passed))
         return replace(phase, samples=tuple(samples))
 
@@ -181,12 +181,12 @@ def of_several_jobs(job: Job) -> str:
                     sent[call.group][rank.rank].add(call.operation.replace("alltoallv", "alltoall"))
     for group, operations in sent.items():
         every = set().union(*operations.values())
-        for one, own in operations.items():
+        for first, own in operations.items():
             if own != every:
                 other, others = next(of_rank for of_rank in operations.items() if of_rank[1] - own)
                 of = "all ranks" if job.groups[group].size == job.world_size else f"group {group}"
                 lacking = min(others - own)
-                return f"rank {one} sends no {lacking} to {of}, and rank {other} does: are the traces of one job?"
+                return f"rank {first} sends no {lacking} to {of}, and rank {other} does: are the traces of one job?"
     return ""
 
 
@@ -196,7 +196,7 @@ _LISTED = 3  # kinds of rows
 def matched(traces: Sequence[Trace]) -> list[Trace]:
     """Return the traces that have calls, the others' left out. Raises UsageError, which says what was found instead."""
     library = (
-        Library.NCCL if any(call.library is Library.NCCL for one in traces for call in one.calls) else Library.GLOO
+        Library.NCCL if any(call.library is Library.NCCL for trace in traces for call in trace.calls) else Library.GLOO
     )
     for trace in traces:
         _keep(trace, [call.library is library for call in trace.calls], "calls of gloo beside NCCL's")

@@ -65,18 +65,18 @@ def title_of(path: Path) -> str:
             head = content.opened(stream, os.fstat(stream.fileno()).st_size).peek()
     except (OSError, Unreadable):
         return ""
-    return next((one.title for one in FORMATS.values() if all(mark in head for mark in one.marks)), "")
+    return next((known.title for known in FORMATS.values() if all(mark in head for mark in known.marks)), "")
 
 
 def parse(file: IO[bytes], name: str, size: int = 0) -> Trace:
     """Return the trace in a file of `size` bytes; its name may say the rank. Raises Unreadable, worded by read()."""
     stream = content.opened(file, size)
     head = stream.peek()
-    readers = {source: one.reader(_rank_in(name)) for source, one in FORMATS.items()}
+    readers = {source: known.reader(_rank_in(name)) for source, known in FORMATS.items()}
     if not head:
         raise Unreadable("it is empty")
     if head[:1].isspace() or head[:1] in (b"{", b"[", b"\xef"):
-        fields = content.read_json(stream, {FORMATS[source].elements: one.add for source, one in readers.items()})
+        fields = content.read_json(stream, {FORMATS[source].elements: reader.add for source, reader in readers.items()})
     else:
         fields = content.fields(content.read_pickle(stream))
         for entry in content.items(fields.get("entries")):
@@ -85,13 +85,13 @@ def parse(file: IO[bytes], name: str, size: int = 0) -> Trace:
         return readers[found].trace(fields)
     if fields.get("format") == JOB:
         raise Unreadable("it is a recorded job already, which show, replay and predict read uncompressed")
-    raise Unreadable("it is not a trace of a known format: " + ", ".join(one.title for one in FORMATS.values()))
+    raise Unreadable("it is not a trace of a known format: " + ", ".join(known.title for known in FORMATS.values()))
 
 
 def _kind(fields: dict[Any, Any]) -> Source | None:
     """Return the format of a file with these fields; None of any other."""
-    for source, one in FORMATS.items():
-        if isinstance(fields.get(one.elements), list) and (
+    for source, known in FORMATS.items():
+        if isinstance(fields.get(known.elements), list) and (
             source is not Source.EXECUTION_TRACE or content.text(fields.get("schema"))[:2] == "1."
         ):
             return source

@@ -114,7 +114,7 @@ class KinetoReader:
         calls = [*self._launched(self._spans())]
         if self._kernels:
             self._time(calls)
-        for call, _ in sorted(calls, key=lambda one: (_last(one[0].start), _last(one[0].gpu_start))):
+        for call, _ in sorted(calls, key=lambda launched: (_last(launched[0].start), _last(launched[0].gpu_start))):
             trace.add(call)
         if not trace.calls:
             trace.left_out.update(name for *_, name, _ in self._rows)
@@ -191,7 +191,7 @@ class KinetoReader:
             if span is None and where in spans and not captured:
                 at = bisect_right(begins[where], start)
                 near = reversed(spans[where][max(0, at - _NESTED) : at])
-                span = next((one for one in near if start <= one.end), None)
+                span = next((span for span in near if start <= span.end), None)
             if span is None:
                 loose.append((place, start, captured))
             else:
@@ -205,8 +205,8 @@ class KinetoReader:
                 self._trace.left_out[f"{kernel.name.partition('(')[0]} without a call"] += 1
             else:
                 key = self._trace.any_group()
-                one = called(self._trace, key, name, "", ([], []), start=start, captured=captured)
-                calls += [(one, [place])] if one is not None else []
+                call = called(self._trace, key, name, "", ([], []), start=start, captured=captured)
+                calls += [(call, [place])] if call is not None else []
         return calls
 
     def _time(self, calls: list[Any]) -> None:

@@ -38,8 +38,8 @@ _CPP_TYPES = {name.lower(): name for name in _DTYPES if name not in {"Char", "By
 }
 # What torch calls its collectives, without underscores; the longest that fits counts [ProcessGroupNCCL.cpp].
 _OPERATIONS: dict[str, Operation | PointToPoint] = {
-    **{one.value: one for one in Operation if one.is_collective and not one.collective.irregular},
-    **{one.value: one for one in PointToPoint},
+    **{kind.value: kind for kind in Operation if kind.is_collective and not kind.collective.irregular},
+    **{kind.value: kind for kind in PointToPoint},
 }
 _LONGEST_FIRST = sorted(_OPERATIONS, key=len, reverse=True)
 # Rows that are no call: a wait, the making of a communicator, a barrier (whose all-reduce has a row of its own), and
