@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.judge.summary import Fit, fit_links
+from collbench.judge.summary import LinkFit, fit_links
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Sample
 from tests.builders import gpus, run_of
@@ -31,7 +31,7 @@ def curve(
     ]
 
 
-def fitted(points: Sequence[Measurement], work: Work = COPY) -> Fit:
+def fitted(points: Sequence[Measurement], work: Work = COPY) -> LinkFit:
     (found,), unfitted = fit_links(run_of(gpus(4), points), work)
     assert not unfitted
     return found

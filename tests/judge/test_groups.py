@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from collbench.judge.between_runs import Key, PointPair
-from collbench.judge.compare import ChangeVerdict, Group, GroupKind, find_groups, judge_group
+from collbench.judge.compare import ChangeGroup, ChangeVerdict, GroupKind, find_groups, judge_group
 from collbench.judge.tiers import Estimate
 from collbench.model.operations import Operation
 from tests.builders import measured
@@ -30,7 +30,7 @@ def point(
     return PointPair(Key(str(work), members, None, size), found, found, old, now)
 
 
-def judged(*found: PointPair, alpha: float = 0.01) -> Group:
+def judged(*found: PointPair, alpha: float = 0.01) -> ChangeGroup:
     return judge_group((GroupKind.WORK, "ce-write", (), [*found]), alpha, 0.05)
 
 

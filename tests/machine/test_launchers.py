@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.machine.launchers import LaunchEnvironment, Step, find_launch, find_step, join_seconds, tasks_on_node
+from collbench.machine.launchers import (
+    LaunchEnvironment,
+    SlurmStep,
+    find_launch,
+    find_step,
+    join_seconds,
+    tasks_on_node,
+)
 from collbench.model.errors import UsageError
 
 TORCHRUN = {
@@ -193,16 +200,16 @@ def test_the_tasks_of_a_node(tasks: str, node: int, count: int | None) -> None:
 @pytest.mark.parametrize(
     ("title", "environment", "step"),
     [
-        ("one task on each of four nodes", ONE_A_NODE, Step(4, 3, "gpu07", 13457, "123456.1")),
-        ("a host by hand", ONE_A_NODE | {"MASTER_ADDR": "ib0"}, Step(4, 3, "ib0", 13457, "123456.1")),
+        ("one task on each of four nodes", ONE_A_NODE, SlurmStep(4, 3, "gpu07", 13457, "123456.1")),
+        ("a host by hand", ONE_A_NODE | {"MASTER_ADDR": "ib0"}, SlurmStep(4, 3, "ib0", 13457, "123456.1")),
         ("a Slurm that tells only the job's nodes",
          {name: value for name, value in ONE_A_NODE.items() if name != "SLURM_STEP_NUM_NODES"} | {"SLURM_NNODES": "4"},
-         Step(4, 3, "gpu07", 13457, "123456.1")),
+         SlurmStep(4, 3, "gpu07", 13457, "123456.1")),
         ("a batch script", BATCH_SCRIPT, None),
         ("no Slurm", TORCHRUN, None),
     ],
 )  # fmt: skip
-def test_a_node_finds_its_step(title: str, environment: dict[str, str], step: Step | None) -> None:
+def test_a_node_finds_its_step(title: str, environment: dict[str, str], step: SlurmStep | None) -> None:
     assert find_step(environment) == step, title
 
 

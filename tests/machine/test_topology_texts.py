@@ -14,7 +14,7 @@ from itertools import combinations
 import pytest
 
 from collbench.choose.problem import choose_by_labels
-from collbench.machine.nvidia_smi import Topology, facts, parse_p2p, parse_topology, read_p2p, read_topology
+from collbench.machine.nvidia_smi import TopoMatrix, facts, parse_p2p, parse_topology, read_p2p, read_topology
 from collbench.model.errors import UsageError
 
 TOPOLOGIES = pathlib.Path(__file__).parents[1] / "data" / "topologies"
@@ -57,7 +57,7 @@ def affinities_of(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def known_affinities(topology: Topology) -> list[tuple[str, str]]:
+def known_affinities(topology: TopoMatrix) -> list[tuple[str, str]]:
     numa = (text if text != "N/A" else "" for text in topology.numa_affinity)
     return [*zip(topology.cpu_affinity, numa, strict=True)]
 
@@ -102,7 +102,7 @@ def test_what_pages_and_launchers_put_around_a_text_changes_nothing(change: str)
         assert parse_topology(CHANGED[change](text_of(file))).labels == labels_of(text_of(file)), file
 
 
-def read_or_refused(text: str) -> Topology | None:
+def read_or_refused(text: str) -> TopoMatrix | None:
     try:
         return parse_topology(text)
     except UsageError:

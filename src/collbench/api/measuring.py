@@ -24,7 +24,7 @@ from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
-    from collbench.measurement.session import Ranks, WorkersRequest
+    from collbench.measurement.session import LaunchedRanks, WorkersRequest
 
 # Generous: twenty times what a sweep of four GPUs takes without it, and no one waits longer without having asked.
 _SECONDS_FOR_PRECISION = 60.0
@@ -124,7 +124,7 @@ class RequestSession(OpenSession):
         notices: Notices,
         title: str,
         *,
-        ranks: Callable[[Request, Notices], AbstractContextManager[Ranks]] | None = None,
+        ranks: Callable[[Request, Notices], AbstractContextManager[LaunchedRanks]] | None = None,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
         def load() -> None:  # numpy and more, which takes as long as the GPUs to open

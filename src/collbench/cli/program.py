@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from collbench.api import Notices
     from collbench.measurement.plan import Request
-    from collbench.measurement.session import Ranks
+    from collbench.measurement.session import LaunchedRanks
 
 
 # The program's name, and the variable in which shells ask for their completion script and what may follow.
@@ -182,7 +182,7 @@ class Launched(Protocol):
 
     def open_ranks(
         self, launch: LaunchEnvironment, request: Request, notices: Notices
-    ) -> contextlib.AbstractContextManager[Ranks]:
+    ) -> contextlib.AbstractContextManager[LaunchedRanks]:
         """Return the launch's processes for rank 0, which is this one."""
 
     def serve_rank_0(self, launch: LaunchEnvironment, request: Request) -> NoReturn:

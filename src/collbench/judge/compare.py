@@ -191,7 +191,7 @@ class GroupKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group(Judged):
+class ChangeGroup(Judged):
     """Data points of one place (`members`, positions of the base) or of one work, each at its work's largest size.
 
     The ratio is the mean weighted by the data points' precision. Of it the runs may be the reason for `shift`, a
@@ -225,7 +225,7 @@ def find_groups(candidates: Sequence[PointPair]) -> list[Together]:
     ]
 
 
-def judge_group(together: Together, alpha: float, fail_below: float) -> Group:
+def judge_group(together: Together, alpha: float, fail_below: float) -> ChangeGroup:
     """Return what became of a group; `alpha` is what this one answer may err.
 
     Most of its data points have to agree: a disturbed one must not decide.
@@ -240,7 +240,7 @@ def judge_group(together: Together, alpha: float, fail_below: float) -> Group:
     every = [pair.difference for pair in pairs]
     shift = sum(weight * pair.between.shift for weight, pair in zip(weights, pairs, strict=True))
     delta = max(tolerance(pair.key.size_bytes) for pair in pairs)
-    return Group(
+    return ChangeGroup(
         shift=shift,
         kind=kind,
         work=work,
@@ -401,7 +401,7 @@ class Comparison:
     match: Match
     differences: tuple[Difference, ...]
     changes: tuple[Change, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[ChangeGroup, ...]
     only_base: tuple[Key, ...]
     only_new: tuple[Key, ...]
     lost: tuple[Key, ...]
@@ -415,7 +415,7 @@ class Comparison:
         return f"<Comparison of {points} in both: {counts or 'none judged'}; {len(self.regressions)} regressions>"
 
     @property
-    def regressions(self) -> tuple[Change | Group, ...]:
+    def regressions(self) -> tuple[Change | ChangeGroup, ...]:
         """The groups and data points that are significantly slower by more than `fail_below` allows."""
         beyond = tuple(group for group in self.groups if group.regressed)
         return (*beyond, *(change for change in self.changes if change.regressed))

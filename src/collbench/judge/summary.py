@@ -29,7 +29,7 @@ class RankedWork:
     work: Work
     bandwidth: Ranking | None
     latency: Ranking | None
-    fits: tuple[Fit, ...]
+    fits: tuple[LinkFit, ...]
     unfitted: dict[Members, str]
     incomplete: tuple[tuple[int, int], ...] = ()
 
@@ -141,7 +141,7 @@ _EXACT = 1e-6  # a relative residual below any clock's resolution: all points co
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class LinkFit:
     """One link's α in µs, β in GB/s (busbw) and n½ = α · β in bytes, where half of β is reached; 95% intervals.
 
     `misfit` is the largest distance of a measured time from the line, as a share of it. `sizes` were fitted.
@@ -156,7 +156,7 @@ class Fit:
     sizes: int
 
 
-def fit_links(run: Run, work: Work) -> tuple[tuple[Fit, ...], dict[Members, str]]:
+def fit_links(run: Run, work: Work) -> tuple[tuple[LinkFit, ...], dict[Members, str]]:
     """Return a fit over all sizes for each link, pair or device that a work was measured on, or why there is none.
 
     Both are in order of members.
@@ -169,7 +169,7 @@ def fit_links(run: Run, work: Work) -> tuple[tuple[Fit, ...], dict[Members, str]
             curves[members].append(points)
     labels = labels_of(run, curves)
     unfitted = {members: why for members, curve in curves.items() if (why := _no_line(curve))}
-    fits: dict[Members, Fit] = {}
+    fits: dict[Members, LinkFit] = {}
     alike: dict[tuple[int, tuple[tuple[int, int], ...]], list[Members]] = defaultdict(list)
     for members, curve in curves.items():
         if members not in unfitted:
@@ -197,7 +197,9 @@ def _no_line(curve: list[Measurement]) -> str:
     return ""
 
 
-def _fits(curves: Mapping[Members, Sequence[Measurement]], labels: Mapping[Members, str], seed: int) -> Iterator[Fit]:
+def _fits(
+    curves: Mapping[Members, Sequence[Measurement]], labels: Mapping[Members, str], seed: int
+) -> Iterator[LinkFit]:
     """Fit links of as many devices, with the same sizes and as many trials of each; none where time does not grow."""
     points = list(zip(*curves.values(), strict=True))  # of all links, by size
     sizes = np.array([links[0].point.moved_bytes for links in points], dtype=float)
@@ -221,7 +223,7 @@ def _fits(curves: Mapping[Members, Sequence[Measurement]], labels: Mapping[Membe
     links = list(curves)
     for link, latency_us, gbs, half_bytes in zip(slopes.tolist(), latencies, rates, halves, strict=True):
         members = links[link]
-        yield Fit(members, labels[members], latency_us, gbs, half_bytes, float(misfit[link]), len(sizes))
+        yield LinkFit(members, labels[members], latency_us, gbs, half_bytes, float(misfit[link]), len(sizes))
 
 
 def _line(sizes: _Array, times: _Array, weights: _Array, rounds: int) -> tuple[_Array, _Array, _Array]:

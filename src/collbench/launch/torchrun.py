@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from collbench.machine.launchers import Step, find_launch, find_step
+from collbench.machine.launchers import SlurmStep, find_launch, find_step
 from collbench.machine.visible_devices import NAME
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, UsageError
@@ -251,7 +251,7 @@ def _check_nnodes(script: Script, environment: Mapping[str, str]) -> None:
         raise UsageError(f"{name} '{given}' is not a number of nodes: write 4, or 1:4 for an elastic job")
 
 
-def _in_a_step(step: Step, script: Script) -> list[str]:
+def _in_a_step(step: SlurmStep, script: Script) -> list[str]:
     """Return the options for Slurm's step of one task a node. The first node is the host; is_host tells torchrun so."""
     given = script.torchrun.get("--nnodes")
     if given is not None and given.rpartition(":")[2] != str(step.nodes):

@@ -154,7 +154,7 @@ def join_seconds(environment: Mapping[str, str]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SlurmStep:
     """A Slurm step over several nodes with one task on each: this is node number `node`, from 0, of `nodes`.
 
     The rendezvous is `host`:`port`, the first node; `name` identifies the step ("4711.0").
@@ -167,7 +167,7 @@ class Step:
     name: str
 
 
-def find_step(environment: Mapping[str, str]) -> Step | None:
+def find_step(environment: Mapping[str, str]) -> SlurmStep | None:
     """Return the Slurm step that this process is a task of, None outside one or on one node. Raises UsageError."""
     slurm_step, launch = _by_slurm(environment)
     if not slurm_step or launch is None:
@@ -180,7 +180,7 @@ def find_step(environment: Mapping[str, str]) -> Step | None:
             "write srun --ntasks-per-node 1"
         )
     job, step = environment.get("SLURM_JOB_ID", "0"), environment.get("SLURM_STEP_ID", "0")
-    return Step(nodes, launch.rank, launch.master_addr, launch.master_port, f"{job}.{step}")
+    return SlurmStep(nodes, launch.rank, launch.master_addr, launch.master_port, f"{job}.{step}")
 
 
 def _by_torchrun(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironment | None]:

@@ -47,7 +47,7 @@ _GLUED = re.compile(rf"(?:{_CELL.pattern}){{2,}}")
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
+class TopoMatrix:
     """What `topo -m` shows of the GPUs: names, labels[row][column] with X on the diagonal, and affinity texts.
 
     An affinity is "" if the text has none, else as it stands there: "0-23,48-71", "0-1", "N/A". `names` are the
@@ -104,7 +104,7 @@ class _Header:
         return tuple(name for name in self.devices if _GPU.fullmatch(name))
 
 
-def read_topology(file: str | pathlib.Path) -> Topology:
+def read_topology(file: str | pathlib.Path) -> TopoMatrix:
     """Return the matrix saved in a file. Raises UsageError for a file that cannot be read or holds something else."""
     return parse_topology(_read_text(pathlib.Path(file), _TOPOLOGY_COMMAND), str(file))
 
@@ -114,7 +114,7 @@ def read_p2p(file: str | pathlib.Path) -> PeerAccess:
     return parse_p2p(_read_text(pathlib.Path(file), _PEER_COMMAND), str(file))
 
 
-def parse_topology(text: str, name: str = "the topology") -> Topology:
+def parse_topology(text: str, name: str = "the topology") -> TopoMatrix:
     """Return the matrix in the text of `nvidia-smi topo -m`; `name` is for messages. Raises UsageError."""
     source = _Source(name, _TOPOLOGY_COMMAND)
     header, rows = _matrix(text, source)
@@ -123,7 +123,7 @@ def parse_topology(text: str, name: str = "the topology") -> Topology:
     products = {kind + index: product for kind, index, product in _PRODUCT.findall(text)}
     names = tuple(products.get(gpu, "") for gpu in header.gpus) if products else ()
     affinities = _affinity("CPU", header, rows), _affinity("NUMA", header, rows)
-    return Topology(header.gpus, cells, *affinities, names, frozenset(_parted(text)))
+    return TopoMatrix(header.gpus, cells, *affinities, names, frozenset(_parted(text)))
 
 
 def _parted(text: str) -> Iterator[str]:
@@ -143,7 +143,7 @@ def parse_p2p(text: str, name: str = "the peer-access matrix") -> PeerAccess:
     return PeerAccess(header.gpus, _checked(header, rows, source, lambda cell: cell in machine_labels.PEER_STATES))
 
 
-def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
+def facts(topology: TopoMatrix) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
     """Return a topology in the program's nouns. No theory: a label does not name the GPU and its links' rate.
 
     A GPU in MIG mode has P2P with no other, over NVLinks neither [NVIDIA/k8s-device-plugin#296; MIG user guide].
@@ -377,7 +377,7 @@ class LiveTools:
 
 
 def with_reported(
-    devices: Sequence[Device], paths: Sequence[Path], topology: Topology | None, peers: PeerAccess | None
+    devices: Sequence[Device], paths: Sequence[Path], topology: TopoMatrix | None, peers: PeerAccess | None
 ) -> tuple[Path, ...]:
     """Return the paths with what `topo -m` and `-p2p r` say; None and () if a text is missing or lacks the GPU.
 

@@ -21,7 +21,7 @@ from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
 
-class Ranks(Protocol):
+class LaunchedRanks(Protocol):
     """One process per device, which measure together: a launcher started them, and this process is rank 0."""
 
     @property
@@ -49,7 +49,7 @@ class Session:
         request: Request,
         path: Path | None,
         warn: Callable[[str], None],
-        ranks: Ranks | None = None,
+        ranks: LaunchedRanks | None = None,
         begun: Begun | None = None,
     ) -> None:
         """Open the request's devices, of `ranks` each one's; `begun` is what `factory.begin` returned."""

@@ -26,7 +26,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class TrialFigure:
     """A median or a mean over trials with its 95% interval, None for fewer than three trials."""
 
     value: float
@@ -47,14 +47,14 @@ class Figure:
         return {name: self.value, f"{name}_low": low, f"{name}_high": high}
 
 
-def median_figure(values: Sequence[float]) -> Figure:
+def median_figure(values: Sequence[float]) -> TrialFigure:
     """Return the median of trials with its 95% interval; not a number for none.
 
     Values may be 0 or negative, such as the seconds that calls add to a step if noise is larger than these.
     """
     if not values:
-        return Figure(float("nan"), None)
-    return Figure(median(values), median_interval(values))
+        return TrialFigure(float("nan"), None)
+    return TrialFigure(median(values), median_interval(values))
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -77,25 +77,25 @@ class OverlapSummary:
     begin at different moments of a unit of compute, and only all trials together cover it evenly.
     """
 
-    collective_alone: Figure
-    compute_alone: Figure
-    collective_beside: Figure
-    compute_beside: Figure
-    collective_factor: Figure
-    compute_factor: Figure
-    of_sum: Figure
-    of_max: Figure
+    collective_alone: TrialFigure
+    compute_alone: TrialFigure
+    collective_beside: TrialFigure
+    compute_beside: TrialFigure
+    collective_factor: TrialFigure
+    compute_factor: TrialFigure
+    of_sum: TrialFigure
+    of_max: TrialFigure
 
 
 def summarize(overlap: Overlap) -> OverlapSummary:
     """Return the figures of a data point with at least one trial."""
 
-    def over_trials(value: Callable[[OverlapTrial], float]) -> Figure:
+    def over_trials(value: Callable[[OverlapTrial], float]) -> TrialFigure:
         return median_figure([value(trial) for trial in overlap.trials])
 
-    def over_calls(value: Callable[[OverlapTrial], float]) -> Figure:
+    def over_calls(value: Callable[[OverlapTrial], float]) -> TrialFigure:
         values = [value(trial) for trial in overlap.trials]
-        return Figure(fmean(values), mean_interval(values))
+        return TrialFigure(fmean(values), mean_interval(values))
 
     return OverlapSummary(
         collective_alone=over_trials(lambda trial: max(trial.collective_alone)),
@@ -231,12 +231,12 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3f}"
 
 
-def half_interval(figure: Figure) -> str:
+def half_interval(figure: TrialFigure) -> str:
     """Return half of a figure's interval as a share of it, " ±1.2%"; "" without an interval."""
     return f" ±{figure.half:.1%}" if figure.interval and figure.value > 0 else ""
 
 
-def times(factor: Figure) -> str:
+def times(factor: TrialFigure) -> str:
     """Return a factor with half of its interval: "1.08 ±1.2%"."""
     return f"{factor.value:.2f}{half_interval(factor)}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from collbench.machine.doctor.findings import Facts, Finding, Group, Level, Space, status
+from collbench.machine.doctor.findings import Facts, Finding, Level, Space, Topic, status
 from collbench.machine.doctor.judge import judge
 from collbench.report.text.doctor import dumps, page, summary
 from tests.machine.doctor.described import gpu, machine
@@ -50,9 +50,9 @@ def test_the_json_is_valid_and_holds_every_finding(facts: Facts) -> None:
 
 def test_groups_and_levels_are_the_schemas_and_the_documents() -> None:
     fields = SCHEMA["properties"]["findings"]["items"]["properties"]
-    assert fields["group"]["enum"] == list(Group)
+    assert fields["group"]["enum"] == list(Topic)
     assert fields["level"]["enum"] == list(Level)
-    for word in (*Group, *Level):
+    for word in (*Topic, *Level):
         assert f"`{word}`" in DOCUMENT, word
 
 
@@ -65,16 +65,16 @@ def test_groups_and_levels_are_the_schemas_and_the_documents() -> None:
     ],
 )
 def test_the_first_line_names_what_fails_and_warns_and_counts(levels: list[Level], message: str) -> None:
-    findings = [Finding(Group.HOST, str(number), level, "x") for number, level in enumerate(levels)]
+    findings = [Finding(Topic.HOST, str(number), level, "x") for number, level in enumerate(levels)]
     assert summary(findings) == message
     assert text(page(findings)).splitlines()[0] == message
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
 def test_lines_fold_below_themselves(width: int) -> None:
-    finding = Finding(Group.VARIABLES, "NCCL_IB_RESILIENCY_PORT_RECOVERY", Level.WARN, "word " * 40, "fix " * 30)
+    finding = Finding(Topic.VARIABLES, "NCCL_IB_RESILIENCY_PORT_RECOVERY", Level.WARN, "word " * 40, "fix " * 30)
     lines = text(page([finding]), wide=width, columns=width).splitlines()
-    start = lines.index(str(Group.VARIABLES))
+    start = lines.index(str(Topic.VARIABLES))
     assert lines[start + 1].split() == ["warn", finding.name]
     assert all(len(line) <= max(width, 50) for line in lines)
     assert " ".join(" ".join(lines[start + 2 :]).split()) == f"{'word ' * 40}fix: {'fix ' * 30}".strip()

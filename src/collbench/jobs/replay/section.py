@@ -14,7 +14,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.model.units import amount, fixed, format_message_size, sentence
-from collbench.overlaps.section import Figure, half_interval, median_figure, milliseconds, times
+from collbench.overlaps.section import TrialFigure, half_interval, median_figure, milliseconds, times
 from collbench.report import sentences
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
 from collbench.report.sections import Html
@@ -32,17 +32,17 @@ class ReplaySummary:
     `by_kind` is the seconds of one call of each of `Replay.calls`.
     """
 
-    step: Figure
-    pauses: Figure
-    exposed: Figure
-    communication: Figure
-    by_kind: tuple[Figure, ...]
+    step: TrialFigure
+    pauses: TrialFigure
+    exposed: TrialFigure
+    communication: TrialFigure
+    by_kind: tuple[TrialFigure, ...]
 
 
 def summarize(replay: Replay) -> ReplaySummary:
     """Return the figures of an arm with at least one trial."""
 
-    def over_trials(value: Callable[[ReplayTrial], float]) -> Figure:
+    def over_trials(value: Callable[[ReplayTrial], float]) -> TrialFigure:
         return median_figure([value(trial) for trial in replay.trials])
 
     return ReplaySummary(
@@ -56,7 +56,7 @@ def summarize(replay: Replay) -> ReplaySummary:
     )
 
 
-def ratio(first: Replay, other: Replay) -> Figure | None:
+def ratio(first: Replay, other: Replay) -> TrialFigure | None:
     """Return how many times as long an arm communicates as the first one, trial by trial: they took turns.
 
     None without a trial of both.
@@ -212,11 +212,11 @@ def _notes(run: Run) -> Iterator[str]:
             )
 
 
-def _with_half(figure: Figure) -> str:
+def _with_half(figure: TrialFigure) -> str:
     return milliseconds(figure.value) + half_interval(figure)
 
 
-def _range(figure: Figure) -> str:
+def _range(figure: TrialFigure) -> str:
     """Return a difference with the ends of its interval: it may be near zero, where a share says nothing."""
     ends = "" if figure.interval is None else f" [{', '.join(map(milliseconds, figure.interval))}]"
     return f"{milliseconds(figure.value)}{ends}"

@@ -124,7 +124,7 @@ class Level(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Group(StrEnum):
+class Topic(StrEnum):
     """What a finding is about; the report's sections, in its order."""
 
     GPUS = "GPUs"
@@ -142,7 +142,7 @@ class Finding:
     nvidia-smi's indices; () for all of them, and for none.
     """
 
-    group: Group
+    group: Topic
     name: str
     level: Level
     text: str

@@ -11,12 +11,12 @@ from collbench.machine.doctor.findings import (
     Facts,
     Finding,
     Gpu,
-    Group,
     Host,
     Level,
     Line,
     Lines,
     Software,
+    Topic,
     fail,
     line,
     nvidia_smi,
@@ -39,13 +39,13 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
     """Return all findings, in the order of the report."""
     gpus = visible_gpus(facts)
     if capabilities(facts.backend).nvml:
-        sections = [(Group.GPUS, _driver(facts))]
+        sections = [(Topic.GPUS, _driver(facts))]
         if facts.driver.gpus:
-            sections += [(Group.GPUS, _visibility(facts)), (Group.GPUS, _health(gpus)), (Group.LINKS, _links(facts))]
-        sections.append((Group.LIBRARIES, _libraries(facts)))
+            sections += [(Topic.GPUS, _visibility(facts)), (Topic.GPUS, _health(gpus)), (Topic.LINKS, _links(facts))]
+        sections.append((Topic.LIBRARIES, _libraries(facts)))
     else:
-        sections = [(Group.LIBRARIES, _torch_for_cores(facts.software))]
-    sections += [(Group.HOST, judge_host(facts, gpus)), (Group.VARIABLES, _variables(facts))]
+        sections = [(Topic.LIBRARIES, _torch_for_cores(facts.software))]
+    sections += [(Topic.HOST, judge_host(facts, gpus)), (Topic.VARIABLES, _variables(facts))]
     return tuple(Finding(group, *line) for group, lines in sections for line in lines)
 
 

@@ -140,7 +140,7 @@ class GpuStream:
             _cuda._sleep(max(1, int(seconds * self._cycles_a_second)))
 
 
-class Gpu:
+class TorchGpu:
     """One GPU; training computes on the stream `main`.
 
     A collective that is called without async_op runs on the stream of its caller [torch 2.8 ProcessGroupNCCL.cpp,
@@ -298,7 +298,7 @@ class Core:
 
 
 Stream: TypeAlias = GpuStream | CoreStream
-Device: TypeAlias = Gpu | Core
+Device: TypeAlias = TorchGpu | Core
 
 
 def seconds_between(first: Any, last: Any) -> float:
@@ -308,4 +308,4 @@ def seconds_between(first: Any, last: Any) -> float:
 
 def opened(backend: str, index: int) -> Device:
     """Open the GPU of this number, or the core."""
-    return Gpu(index) if backend == "cuda" else Core()
+    return TorchGpu(index) if backend == "cuda" else Core()

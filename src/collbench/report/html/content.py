@@ -25,7 +25,7 @@ from collbench.model.operations import Endpoints, Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Members, Run, StopReason, tags
 from collbench.model.units import counted, format_size
 from collbench.report import sentences
-from collbench.report.html.page import Group, Section
+from collbench.report.html.page import Group, PageSection
 from collbench.report.sections import Html, section
 from collbench.report.text import collectives, matrix, run_page, verdicts
 from collbench.report.text.comparison import body, matched
@@ -40,7 +40,7 @@ _NO_DATA = "–"
 _MAX_COMMUNICATORS = 8  # with single launches: all pairs of eight GPUs are 28
 
 
-def _sections(diagnosis: Diagnosis, works: Sequence[RankedWork]) -> list[Section]:
+def _sections(diagnosis: Diagnosis, works: Sequence[RankedWork]) -> list[PageSection]:
     run, verdict_blocks = diagnosis.run, [*verdicts.page(diagnosis)]
     undone = [*only(verdict_blocks, "notes")]
     groups = [Group([*only(verdict_blocks, "verdicts")])]
@@ -48,11 +48,11 @@ def _sections(diagnosis: Diagnosis, works: Sequence[RankedWork]) -> list[Section
     communicators = collectives.launches_by_communicator(run)[:_MAX_COMMUNICATORS]
     launches = [Group(collectives.single_launches(run, by_size)) for by_size in communicators]
     return [
-        *([Section("tails", "Tails and stragglers", launches)] if launches else []),
-        Section("verdicts", "Verdicts", groups),
-        Section("tiers", "Tiers", [*_tiers(run, works)], RELATIONS_LEGEND),
-        Section("health", "Health", [*_health(run)]),
-        Section("environment", "Environment", [*_environment(run)]),
+        *([PageSection("tails", "Tails and stragglers", launches)] if launches else []),
+        PageSection("verdicts", "Verdicts", groups),
+        PageSection("tiers", "Tiers", [*_tiers(run, works)], RELATIONS_LEGEND),
+        PageSection("health", "Health", [*_health(run)]),
+        PageSection("environment", "Environment", [*_environment(run)]),
     ]
 
 
@@ -208,7 +208,7 @@ def _comparison(base: tuple[str, Run], other: tuple[str, Run], key: str) -> dict
         return {**shape, "how": f"not compared: {base_run.backend} and {run.backend} backend", "sections": []}
     comparison = compare(base_run, run, 0.0)
     said = [*shown(body(comparison, (base_name, name)), verbose=True)]
-    sections = [Section("compare", "What compare finds", [Group(said)])]
+    sections = [PageSection("compare", "What compare finds", [Group(said)])]
     return {**shape, "how": matched(comparison), "sections": sections}
 
 

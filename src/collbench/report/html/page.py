@@ -37,7 +37,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """A section of a run's page: a key for links, its heading, its groups, and a note above them."""
 
     key: str

@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from collbench.judge.between_runs import MIN_LINKS, OF_FEW_LINKS, VariationSource
-from collbench.judge.compare import Change, ChangeVerdict, Comparison, Group, GroupKind
+from collbench.judge.compare import Change, ChangeGroup, ChangeVerdict, Comparison, GroupKind
 from collbench.judge.outcome import outcome
 from collbench.model.run import Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span, span, verb
@@ -138,7 +138,7 @@ def _changed_pairs(comparison: Comparison) -> Iterator[str]:
             yield f"{changed} more than {_limit(comparison)} {how}"
 
 
-def _pairs(comparison: Comparison) -> list[Group]:
+def _pairs(comparison: Comparison) -> list[ChangeGroup]:
     return [group for group in comparison.groups if group.kind is GroupKind.DEVICES and len(group.members) == 2]
 
 
@@ -254,7 +254,7 @@ def _found(comparison: Comparison) -> str:
         points = f"; {count} of {amount(len(comparison.changes), 'data point')} regressed" if count else ""
         slowest = _slowest(comparison, comparison.regressions)
         return f"Regression: {slowest}, significantly more than {limit}{points}{_other_variables(comparison)}."
-    judged: list[Change | Group] = [*comparison.groups, *comparison.changes]
+    judged: list[Change | ChangeGroup] = [*comparison.groups, *comparison.changes]
     if worse := [change for change in judged if change.verdict is ChangeVerdict.WORSE]:
         return f"Slower: {_slowest(comparison, worse)}; nothing significantly by more than {limit}."
     if not comparison.judged:
@@ -276,7 +276,7 @@ def _other_variables(comparison: Comparison) -> str:
 
 def _not_slower(comparison: Comparison) -> str:
     """Return the verdict where nothing is slower, or all or few links are by no more than the runs may differ."""
-    shifted: list[Change | Group] = [
+    shifted: list[Change | ChangeGroup] = [
         group
         for group in comparison.groups
         if (group.kind, group.verdict) == (GroupKind.WORK, ChangeVerdict.UNDECIDED) and group.shift < -group.delta
@@ -296,7 +296,7 @@ def _not_slower(comparison: Comparison) -> str:
     return f"Nothing is significantly slower{faster if better else ''}."
 
 
-def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
+def _slowest(comparison: Comparison, slower: Sequence[Change | ChangeGroup]) -> str:
     """Return which group lost most, without groups which data point, and how much: "… on GPU0→GPU3: 45.1% slower".
 
     Where all pairs of one GPU are slower, and no devices without it, it is that GPU: which pair is slowest is chance.
@@ -305,7 +305,7 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
     """
     shown = {change.key for _, _, change in _rows(comparison, ChangeVerdict.WORSE)}
     copies = _largest_copies(comparison)
-    groups = [_named(comparison, group, copies) for group in slower if isinstance(group, Group)]
+    groups = [_named(comparison, group, copies) for group in slower if isinstance(group, ChangeGroup)]
     changes = [change for change in slower if isinstance(change, Change)]
     if found := _slow_device(comparison, slower):
         ratio, name = found
@@ -321,9 +321,9 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
     return f"{name}: {1 - ratio:.1%} slower"
 
 
-def _slow_device(comparison: Comparison, slower: Sequence[Change | Group]) -> tuple[float, str] | None:
+def _slow_device(comparison: Comparison, slower: Sequence[Change | ChangeGroup]) -> tuple[float, str] | None:
     """Return the median ratio of the pairs of the one GPU that all slower devices have in common, and its name."""
-    groups = [group for group in slower if isinstance(group, Group) and group.kind is GroupKind.DEVICES]
+    groups = [group for group in slower if isinstance(group, ChangeGroup) and group.kind is GroupKind.DEVICES]
     common = set[int].intersection(*({*group.members} for group in groups)) if groups else set()
     if len(common) != 1:
         return None
@@ -334,16 +334,16 @@ def _slow_device(comparison: Comparison, slower: Sequence[Change | Group]) -> tu
     return median(pair.ratio for pair in pairs), name
 
 
-def _slow_collectives(comparison: Comparison, slower: Sequence[Change | Group]) -> list[Group]:
+def _slow_collectives(comparison: Comparison, slower: Sequence[Change | ChangeGroup]) -> list[ChangeGroup]:
     """Return the groups of all collectives, if there are several, all are slower, and nothing lost more than they."""
     works = {change.key.work for change in comparison.changes if change.operation.is_collective}
-    groups = [group for group in slower if isinstance(group, Group)]
+    groups = [group for group in slower if isinstance(group, ChangeGroup)]
     found = [group for group in groups if group.work in works]
     whole = len(works) > 1 and {group.work for group in found} == works
     return found if whole and min(groups, key=lambda group: group.ratio) in found else []
 
 
-def _named(comparison: Comparison, group: Group, copies: _Copies) -> tuple[float, str]:
+def _named(comparison: Comparison, group: ChangeGroup, copies: _Copies) -> tuple[float, str]:
     """Return a group's ratio and name; of a pair of which one direction changed that direction's."""
     changed = _one_way(group, copies)
     if not changed:
@@ -368,7 +368,7 @@ def _largest_copies(comparison: Comparison) -> _Copies:
     return copies
 
 
-def _one_way(group: Group, copies: _Copies) -> list[Change]:
+def _one_way(group: ChangeGroup, copies: _Copies) -> list[Change]:
     """Return the largest copies of one direction of a group's pair, if they changed as it did and the others did not.
 
     The mean of both directions is the rate of neither.
@@ -379,7 +379,7 @@ def _one_way(group: Group, copies: _Copies) -> list[Change]:
     return changed[0] if changed and others else []
 
 
-def _group_name(comparison: Comparison, group: Group, at: str = "") -> str:
+def _group_name(comparison: Comparison, group: ChangeGroup, at: str = "") -> str:
     """Return what a group's data points share: the devices, or the work and its size (`at`)."""
     if group.kind is GroupKind.DEVICES:
         return f"all of {_device_names(comparison, group.members)}"
