@@ -118,7 +118,7 @@ def judged(cell: Cell, seed: int, histories: Sequence[int], number: int) -> list
         places = [(change.key.members, change.verdict) for change in with_pair.changes]
         places += [(group.members, group.verdict) for group in with_pair.groups if group.kind is GroupKind.DEVICES]
         changed = {(set(members) == set(pair), verdict) for members, verdict in places}
-        verdicts = [one.verdict for entries in (same.changes, same.groups) for one in entries]
+        verdicts = [entry.verdict for entries in (same.changes, same.groups) for entry in entries]
         said.append(
             Said(
                 cell=str(cell),

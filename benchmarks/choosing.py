@@ -159,7 +159,7 @@ def choices(family: str, seed: int, number: int) -> list[Chosen]:
             settled, _ = by_finalists(choice, run, measured)
         best = max(truth, key=lambda some: truth[some])
         ratios = [truth[one.members] / _near(one.band.lo, one.band.hi, truth[one.members]) for one in settled.finalists]
-        default = next((one.members for one in settled.finalists if one.default), settled.members)
+        default = next((finalist.members for finalist in settled.finalists if finalist.default), settled.members)
         low, high = (settled.gain[0], settled.gain[2]) if settled.gain else (1.0, 1.0)
         gain = truth[settled.members] / truth[default]
         found.append(
@@ -229,7 +229,7 @@ def line(family: str, found: Sequence[Chosen]) -> str:
         f"{family:9} {len(found):4} choices: regret mean {fmean(regrets):.3%}, above 2% in {worse} (95%: at most "
         f"{most:.2%}), worst {max(regrets):.1%} (unmeasured: mean {fmean(one.unverified for one in found):.2%}); "
         f"{sets / len(found):.1f} finalists, outside their band by more than 2% {outside[0]:.1%}, 5% {outside[1]:.1%}; "
-        f"gain's interval holds in {sum(one.gain_holds for one in gains)} of {len(gains)}"
+        f"gain's interval holds in {sum(gain.gain_holds for gain in gains)} of {len(gains)}"
     )
 
 

@@ -31,7 +31,7 @@ def hold_out() -> None:
                 continue
             sources, inside = reference.sources, True
             for origin, (low, high) in sources.items():
-                others = tuple(one for one in reference.figures if one.origin != origin)
+                others = tuple(figure for figure in reference.figures if figure.origin != origin)
                 lower, upper = Reference(others, size).band
                 inside &= lower <= low and upper is not None and high <= upper
             said = "the page says that they disagree" if reference.disagree else "the page does not say so"

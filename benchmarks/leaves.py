@@ -100,7 +100,7 @@ def look(cell: Cell, rounds: int | None, seed: int, number: int) -> Said:
         return count < rounds if rounds is not None else start + (count + 1) * each <= _BUDGET_S
 
     survey = survey_nodes(nodes, _switches(made) if cell.known else (), measure, more, number, one_way=False)
-    states = [one.state for one in survey.judgement.nodes]
+    states = [node.state for node in survey.judgement.nodes]
     uplinks = survey.judgement.slow_uplinks
     return Said(
         cell=str(cell),
@@ -108,7 +108,7 @@ def look(cell: Cell, rounds: int | None, seed: int, number: int) -> Said:
         nodes=nodes,
         noise=f"{noise} {sigma:.1%}",
         accused=sum(state is State.SLOW and node not in made.slow for node, state in enumerate(states)),
-        uplinks=sum(len({made.leaf_of[node] for node in one.members}) > 1 for one in uplinks),
+        uplinks=sum(len({made.leaf_of[node] for node in uplink.members}) > 1 for uplink in uplinks),
         doubted=sum(
             state not in (State.SLOW, State.HEALTHY) and node not in made.slow for node, state in enumerate(states)
         ),
@@ -122,7 +122,7 @@ def look(cell: Cell, rounds: int | None, seed: int, number: int) -> Said:
 def _switches(made: Leaves) -> tuple[Switches, ...]:
     leaves = sorted(set(made.leaf_of))
     members = tuple(tuple(node for node, leaf in enumerate(made.leaf_of) if leaf == one) for one in leaves)
-    return (Switches(tuple(f"leaf{one}" for one in leaves), members),)
+    return (Switches(tuple(f"leaf{leaf}" for leaf in leaves), members),)
 
 
 def line(cell: Cell, said: Sequence[Said]) -> str:

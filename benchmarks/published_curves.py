@@ -85,7 +85,7 @@ def suspicious(curves: Curves) -> set[str]:
     """Return the machines whose busbw at the largest size falls to less than half with more ranks."""
     found = set()
     for machine, operation in {key[:2] for key in curves}:
-        by_ranks = sorted((key[2], one) for key, one in curves.items() if key[:2] == (machine, operation))
+        by_ranks = sorted((key[2], curve) for key, curve in curves.items() if key[:2] == (machine, operation))
         for (_, fewer), (_, more) in pairwise(by_ranks):
             if any(max(curve[-1] for curve in more.values()) < curve[-1] / 2 for curve in fewer.values()):
                 found.add(machine)

@@ -162,7 +162,7 @@ def _says_several(found: Sequence[Verdict], truths: Sequence[Truth]) -> bool:
     """Return whether one verdict says that slow links of all faults have several causes."""
     pairs = [{(min(link), max(link)) for link in truth.links} for truth in truths]
     several = [{*verdict.pairs} for verdict in found if verdict.cause.name == "several"]
-    return any(all(links & one for one in pairs) for links in several)
+    return any(all(links & pair for pair in pairs) for links in several)
 
 
 # A pair of NVLinks or a port that is 4% slower: is it ever called tied?

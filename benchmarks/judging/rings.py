@@ -138,7 +138,7 @@ def _walk(members: Sequence[int], left: Mapping[Pair, int], rng: np.random.Gener
         nodes += 1
         if len(path) == len(members):
             return path if left.get((path[-1], path[0]), 0) else ()
-        onward = [one for one in members if one not in path and left.get((path[-1], one), 0)]
+        onward = [member for member in members if member not in path and left.get((path[-1], member), 0)]
         for one in sorted(onward, key=lambda one: (-left[path[-1], one], rng.random())):
             ring = deeper((*path, one)) if nodes < _NODES else ()
             if ring:

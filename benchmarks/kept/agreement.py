@@ -246,16 +246,16 @@ def _singles() -> tuple[dict[int, list[float]], list[tuple[bool, float]]]:
     """Return p50 over the launch loop's time by size; and whether a delayed rank was named alone, and its µs."""
     ratios: dict[int, list[float]] = {}
     held: list[tuple[bool, float]] = []
-    for one in json.loads(files.text(TAILS))["launches"]:
-        tails = _tails_of(one)
-        if "held_rank" in one:
-            rank = one["held_rank"]
+    for launch in json.loads(files.text(TAILS))["launches"]:
+        tails = _tails_of(launch)
+        if "held_rank" in launch:
+            rank = launch["held_rank"]
             arrives = tails.ranks[rank].arrives
             named = [late.member for late in tails.late] == [rank]
             held.append((named, 1e6 * arrives.median if arrives else 0.0))
         elif tails.transfer:
-            size = one["point"]["size_bytes"]
-            ratios.setdefault(size, []).append((tails.transfer.at(50) or 0.0) / one["loop_seconds"])
+            size = launch["point"]["size_bytes"]
+            ratios.setdefault(size, []).append((tails.transfer.at(50) or 0.0) / launch["loop_seconds"])
     return ratios, held
 
 

@@ -117,7 +117,7 @@ def test_ties_among_many_devices_are_broken_among_neighbours(n: int, k: int, heu
     """The first on node 0 are the outermost two: the last one's neighbour is the first."""
     run = pair_run(n, lambda a, b: 300.0)
     nodes = [0 if index in (0, n - 1) else 2 + index for index in range(n)]
-    run.devices = tuple(replace(one, numa_node=node) for one, node in zip(run.devices, nodes, strict=True))
+    run.devices = tuple(replace(device, numa_node=node) for device, node in zip(run.devices, nodes, strict=True))
     chosen = choose(run, k)
     assert (chosen.members, chosen.heuristic, chosen.tied) == ((0, n - 1)[:k], heuristic, True)
     assert len(chosen.finalists) == (2 if k == 2 else 0)
@@ -146,7 +146,7 @@ def test_the_tie_break(
     title: str, health: tuple[Health, ...], nodes: tuple[int, ...], members: tuple[int, ...], used: tuple[TieBreak, ...]
 ) -> None:
     run = pair_run(4, lambda a, b: 300.0)
-    run.devices = tuple(replace(one, numa_node=node) for one, node in zip(run.devices, nodes, strict=True))
+    run.devices = tuple(replace(device, numa_node=node) for device, node in zip(run.devices, nodes, strict=True))
     run.health_before = health
     chosen = choose(run, 2)
     assert (chosen.members, chosen.decided_by, chosen.tied) == (members, used, True)
@@ -162,7 +162,7 @@ def test_what_all_gpus_have_against_them_is_counted_where_busy_ones_are_allowed(
 
 def test_of_tied_pairs_one_is_chosen_whose_gpus_have_no_failed_link() -> None:
     run = pair_run(4, lambda a, b: 300.0)
-    hung = next(one for one in run.measurements if one.point.members == (0, 2))
+    hung = next(measurement for measurement in run.measurements if measurement.point.members == (0, 2))
     hung.samples, hung.failure = [], in_words("it hung", FailureKind.HANG)
     chosen = choose(run, 2)
     assert (chosen.members, chosen.decided_by) == ((1, 3), (TieBreak.FAILED_PAIRS,))
@@ -187,7 +187,7 @@ def test_equal_pairs_of_different_labels_are_no_tie_of_sets() -> None:
     """Hops meet in a host bridge, which no pair alone shows: sets of one and of two bridges are worth measuring."""
     labels = {pair: "PHB" for pair in combinations(range(8), 2) if pair[0] // 4 == pair[1] // 4}
     run = pair_run(8, lambda a, b: 10.9, paths(8, "SYS", labels))
-    run.devices = tuple(replace(one, numa_node=index // 4) for index, one in enumerate(run.devices))
+    run.devices = tuple(replace(device, numa_node=index // 4) for index, device in enumerate(run.devices))
     chosen = choose(run, 4)
     assert (chosen.members, chosen.tied) == ((0, 1, 2, 3), False)
     assert chosen.decided_by == (TieBreak.NUMA_NODES, TieBreak.BUS_ID)
@@ -310,7 +310,7 @@ def machines(draw: st.DrawFn) -> Run:
         measured(Operation.ALLREDUCE, link.devices, RATES[link.label] * (1 + noise * draw(st.floats(-1, 1))))
         for link in links
     ]
-    devices = [replace(one, numa_node=draw(st.integers(0, 1))) for one in gpus(6)]
+    devices = [replace(gpu, numa_node=draw(st.integers(0, 1))) for gpu in gpus(6)]
     run = run_of(devices, points, links)
     run.health_before = tuple(draw(st.sampled_from([IDLE] * 8 + [Health(processes=1)])) for _ in range(6))
     return run

@@ -17,7 +17,7 @@ IDLE = Health(processes=0, utilization=0, memory_used=4 * 2**20, nvlink_errors=7
 def four(first: Health, after: Health = IDLE) -> Run:
     """Return four GPUs of which the first has this health before and after the run; the others are idle."""
     run = pair_run(4, lambda a, b: 300.0)
-    run.devices = tuple(replace(one, memory_bytes=80 * GIB) for one in run.devices)
+    run.devices = tuple(replace(device, memory_bytes=80 * GIB) for device in run.devices)
     run.health_before, run.health_after = (first, IDLE, IDLE, IDLE), (after, IDLE, IDLE, IDLE)
     return run
 

@@ -46,7 +46,7 @@ def test_the_fastest_wins_and_its_gain_has_an_interval() -> None:
     assert middle == pytest.approx(412 / 314)
     assert high - low < 0.03
     assert choice.why(gpus(8)) == f"412 GB/s measured, 1.31× ({low:.2f}–{high:.2f}) that of the first 4"
-    assert [(one.members, round(one.measured[1])) for one in choice.finalists if one.measured] == [
+    assert [(finalist.members, round(finalist.measured[1])) for finalist in choice.finalists if finalist.measured] == [
         (OTHER, 390),
         (THIRD, 412),
         (FIRST, 314),
@@ -190,7 +190,7 @@ def test_the_fastest_of_equal_sets_gains_nothing_for_certain(count: int) -> None
 def test_the_figure_has_three_digits_and_the_band_is_the_winners() -> None:
     prediction = predicted(OTHER, FIRST)
     bands = Band(30.0, 50.0, How.NVLINK_RINGS, rings=4), Band(20.0, 45.0, How.NVLINK_RINGS, rings=2)
-    found = tuple(replace(one, band=band) for one, band in zip(prediction.finalists, bands, strict=True))
+    found = tuple(replace(finalist, band=band) for finalist, band in zip(prediction.finalists, bands, strict=True))
     choice = settle(replace(prediction, finalists=found), verification({OTHER: near(31.26), FIRST: near(41.26)}))
     assert (choice.why(gpus(8)), choice.band) == ("41.3 GB/s measured (same as the first 4)", bands[1])
 

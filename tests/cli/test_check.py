@@ -156,7 +156,7 @@ def test_copies_through_host_memory_that_hang_are_on_the_page_in_the_file_and_in
     machine = faulty_file("pcie-4-two-bridges", *slow)
     result = program(*command, *machine, "--seed", "3", "-o", "run.json")
     assert result.status == 4
-    hung = [one for one in run_file.load(Path("run.json")).measurements if one.failure]
+    hung = [measurement for measurement in run_file.load(Path("run.json")).measurements if measurement.failure]
     assert {(one.point.variant, one.failure) for one in hung} == {(Variant.STAGED, hang)}
     assert {one.point.members for one in hung} >= ({(0, 1), (1, 0)} if both else {(0, 1)})
     first = result.out.splitlines()[0]

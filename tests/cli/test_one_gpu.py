@@ -47,7 +47,7 @@ def test_a_slot_at_half_width_is_found_on_the_only_gpu(program: Program, quick: 
     narrow = faulty_file("hgx-h200", Fault(FaultKind.PCIE_DEGRADED, (3,), width=8))
     machine = (*narrow, "--seed", "1", "--expect", "1", "--json")
     found = json.loads(program("check", *quick, *machine, "--devices", "3").out)
-    assert (found["exit_status"], [one["devices"] for one in found["verdicts"]]) == (3, [["GPU3"]])
+    assert (found["exit_status"], [verdict["devices"] for verdict in found["verdicts"]]) == (3, [["GPU3"]])
     healthy = json.loads(program("check", *quick, *machine, "--devices", "4").out)
     assert (healthy["exit_status"], healthy["verdicts"], healthy["not_judged"]) == (0, [], [])
 
@@ -66,7 +66,7 @@ def test_a_gpu_on_which_something_failed_is_not_chosen_while_there_are_others(pr
     assert program("copies", "--patterns", "host,local", *EIGHT, "-o", "run.json").status == 0
     path = pathlib.Path("run.json")
     data = json.loads(path.read_text(encoding="utf-8"))
-    first = next(one for one in data["measurements"] if one["point"]["members"] == [0])
+    first = next(measurement for measurement in data["measurements"] if measurement["point"]["members"] == [0])
     first |= {
         "samples": [],
         "stop": "failed",

@@ -26,7 +26,7 @@ WRITERS = [
     ("pairs, over a script", f"pairs {SIM} -o train.py", "train.py"),
     ("copies", f"copies {SIM} -o out.json", "out.json"),
     ("latency", f"latency {FAST} -o out.json", "out.json"),
-    *((f"{one}", f"{one} {SIM} --output out.json", "out.json") for one in COLLECTIVES),
+    *((f"{collective}", f"{collective} {SIM} --output out.json", "out.json") for collective in COLLECTIVES),
     ("check", f"check {FAST} -o out.json", "out.json"),
     ("nodes", "nodes --backend host -o out.json", "out.json"),
     ("ablate", "ablate --backend host --auto-select 2 --without p2p -o out.json -- train.py", "out.json"),

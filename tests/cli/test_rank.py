@@ -77,4 +77,4 @@ def test_the_json_of_a_ranking_has_what_its_page_and_check_say_first(program: Pr
     assert answer["verdicts"] == json.loads(program("check", saved, "--json").out)["verdicts"]
     assert [(one["kind"], one["members"]) for one in answer["verdicts"]] == [("INTRA_LABEL_OUTLIER", [1, 3])]
     healthy = json.loads(program("show", "--ranking", str(RECORDED), "--json").out)
-    assert (healthy["contradiction"], {one["severity"] for one in healthy["verdicts"]}) == ("", {"info"})
+    assert (healthy["contradiction"], {verdict["severity"] for verdict in healthy["verdicts"]}) == ("", {"info"})

@@ -109,7 +109,7 @@ def copies_of_cores(slow: tuple[int, int]) -> Run:
         measured(Operation.CPU_WRITE, link, 5.0 if link == slow else 10.0, 2**24, 9)
         for link in permutations(range(4), 2)
     ]
-    cores = [replace(one, uuid=f"CPU-{one.index}", name="AMD EPYC") for one in gpus(4)]
+    cores = [replace(gpu, uuid=f"CPU-{gpu.index}", name="AMD EPYC") for gpu in gpus(4)]
     return run_of(cores, points, paths(4, "NODE"), backend="host")
 
 

@@ -37,7 +37,7 @@ def leaves(nodes: int, size: int) -> tuple[Switches, ...]:
 
 def names_of(found: Judgement) -> list[int]:
     """Return the nodes that are slow for certain."""
-    return [one.node for one in found.slow_nodes]
+    return [node.node for node in found.slow_nodes]
 
 
 def judged(nodes: int, rate: Rate, known: Sequence[Switches] = ()) -> Judgement:

@@ -82,5 +82,5 @@ def test_pairs_that_leave_a_hiding_switch_say_nothing_of_their_nodes() -> None:
 def test_relabelling_the_nodes_permutes_the_effects(seed: int) -> None:
     names = random.Random(seed).sample(range(12), 12)
     pairs = seen(12, slow(1, 7), 2, 0.02)
-    renamed = [Observation(names[one.first], names[one.second], one.gbs) for one in pairs]
+    renamed = [Observation(names[pair.first], names[pair.second], pair.gbs) for pair in pairs]
     assert fit(renamed).sends[names] == pytest.approx(fit(pairs).sends, abs=1e-4)

@@ -53,7 +53,7 @@ def test_slow_nodes(title: str, rate: Rate, known: Sequence[Switches], found: li
 def test_slow_uplinks(
     title: str, rate: Rate, known: Sequence[Switches], found: list[tuple[str, tuple[int, ...]]]
 ) -> None:
-    assert sorted((one.name, one.members) for one in judged(16, rate, known).slow_uplinks) == found
+    assert sorted((uplink.name, uplink.members) for uplink in judged(16, rate, known).slow_uplinks) == found
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_uplinks_of_a_given_switch_are_slow_only_if_another_one_should_have_no_m
     known = (Switches(("a", "b", "c", "d"), members),)
     rate: Rate = lambda a, b: 100.0 if home[a] == home[b] else first if 0 in (home[a], home[b]) else others  # noqa: E731
     found = judged(16, rate, known)
-    assert [(one.name, one.effect.state) for one in found.slow_uplinks] == [("a", state)]
+    assert [(uplink.name, uplink.effect.state) for uplink in found.slow_uplinks] == [("a", state)]
     assert found.accuses == (state is State.SLOW)
 
 
@@ -137,12 +137,12 @@ def test_a_node_behind_a_slow_uplink_that_met_one_slow_neighbour_meets_others_be
 def test_relabelling_the_nodes_permutes_the_answer(seed: int, known: bool) -> None:
     names = random.Random(seed).sample(range(16), 16)
     pairs = seen(16, shared(4, 5, 6, 7, also=slow(1)), 4, 0.01)
-    renamed = [Observation(names[one.first], names[one.second], one.gbs) for one in pairs]
+    renamed = [Observation(names[pair.first], names[pair.second], pair.gbs) for pair in pairs]
     (level,) = leaves(16, 4)
     switches = Switches(level.names, tuple(tuple(names[node] for node in members) for members in level.members))
     found = judge(renamed, 16, (switches,) if known else ())
     assert names_of(found) == [names[1]]
-    assert [set(one.members) for one in found.slow_uplinks] == [{names[node] for node in (4, 5, 6, 7)}]
+    assert [set(uplink.members) for uplink in found.slow_uplinks] == [{names[node] for node in (4, 5, 6, 7)}]
 
 
 def with_levels(
@@ -176,7 +176,7 @@ def test_three_nodes_whose_pairs_leave_no_residual_accuse_nobody(times: int, sig
 def test_a_node_at_half_rate_is_slow_where_only_two_measurements_are_without_it() -> None:
     rates = {(0, 1): [100.0, 99.0], (0, 2): [50.0, 50.5, 49.5], (1, 2): [49.0, 50.0, 50.5]}
     found = judge([Observation(*pair, gbs) for pair, own in rates.items() for gbs in own], 3)
-    assert [one.state for one in found.nodes] == [State.HEALTHY, State.HEALTHY, State.SLOW]
+    assert [node.state for node in found.nodes] == [State.HEALTHY, State.HEALTHY, State.SLOW]
 
 
 @pytest.mark.parametrize("one_way", [False, True])
@@ -198,7 +198,7 @@ def test_a_link_slow_one_way_accuses_no_other_host() -> None:
     }  # fmt: skip
     pairs = [Observation(*pair, 1 / value, one_way=True) for pair, values in milliseconds.items() for value in values]
     found = judge(pairs, 4)
-    assert [(one.node, one.sends.state, one.receives.state) for one in found.slow_nodes] == [
+    assert [(node.node, node.sends.state, node.receives.state) for node in found.slow_nodes] == [
         (3, State.HEALTHY, State.SLOW)
     ]
 
@@ -208,9 +208,9 @@ def test_repeating_the_same_pairs_makes_nothing_more_certain(one_way: bool) -> N
     """Rounds without noise add nothing to what is known of a pair: intervals and answer stay."""
     rounds = [seen(6, lambda a, b: 100.0 * (1 + 0.01 * ((3 * a + b) % 5)), n, one_way=one_way) for n in (2, 40)]
     few, many = (judge(pairs, 6) for pairs in rounds)
-    for one, other in zip(few.nodes, many.nodes, strict=True):
-        assert other.sends.interval == pytest.approx(one.sends.interval, rel=1e-6)
-        assert other.receives.interval == pytest.approx(one.receives.interval, rel=1e-6)
+    for node, other in zip(few.nodes, many.nodes, strict=True):
+        assert other.sends.interval == pytest.approx(node.sends.interval, rel=1e-6)
+        assert other.receives.interval == pytest.approx(node.receives.interval, rel=1e-6)
 
 
 def test_many_noisy_rounds_know_the_nodes_no_better_than_few_precise_ones() -> None:
@@ -222,12 +222,12 @@ def test_many_noisy_rounds_know_the_nodes_no_better_than_few_precise_ones() -> N
 @pytest.mark.parametrize("one_way", [False, True])
 def test_no_number_of_rounds_tells_two_nodes_apart(one_way: bool) -> None:
     found = judge(seen(2, slow(1, ratio=0.5), 8, 0.02, one_way=one_way), 2)
-    assert ([one.state for one in found.nodes], found.suspects) == ([State.UNDECIDED] * 2, None)
+    assert ([node.state for node in found.nodes], found.suspects) == ([State.UNDECIDED] * 2, None)
 
 
 def test_where_rounds_vary_more_of_them_narrow_the_intervals() -> None:
     few, many = (judge(seen(6, slow(), n, 0.02), 6) for n in (2, 32))
-    widths = [[one.sends.interval[1] - one.sends.interval[0] for one in found.nodes] for found in (few, many)]
+    widths = [[node.sends.interval[1] - node.sends.interval[0] for node in found.nodes] for found in (few, many)]
     assert all(1.5 * late < early for early, late in zip(*widths, strict=True))
 
 
@@ -247,7 +247,7 @@ def test_where_rounds_vary_more_of_them_narrow_the_intervals() -> None:
 )
 def test_rounds_end_where_they_would_not_decide(title: str, pairs: list[Observation], ended: bool) -> None:
     found = judge(pairs, 4)
-    assert State.UNDECIDED in {one.state for one in found.nodes}
+    assert State.UNDECIDED in {node.state for node in found.nodes}
     assert (found.suspects is None) is ended
 
 
@@ -259,5 +259,5 @@ def test_pairs_that_do_not_distinguish_nodes_accuse_no_uplink(one_way: bool) -> 
 
     found = judge(seen(8, rate, 4, 0.01, one_way=one_way), 8, leaves(8, 2))
     assert found.judged == 0
-    assert [(one.name, one.effect.state) for one in found.slow_uplinks] == [("leaf0", State.EITHER)]
+    assert [(uplink.name, uplink.effect.state) for uplink in found.slow_uplinks] == [("leaf0", State.EITHER)]
     assert not found.accuses

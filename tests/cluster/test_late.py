@@ -69,7 +69,7 @@ def test_of_less_than_what_hosts_differ_by_nothing_is_said() -> None:
 def test_a_survey_without_waits_says_nothing() -> None:
     run = survey([1e-2, 0, 0, 0])
     for found in run.measurements:
-        found.samples[:] = [Sample(one.seconds, one.iterations, one.concurrent) for one in found.samples]
+        found.samples[:] = [Sample(sample.seconds, sample.iterations, sample.concurrent) for sample in found.samples]
     assert late_nodes(run, nodes(4)) == ()
 
 

@@ -45,7 +45,7 @@ def test_of_two_fast_nodes_nothing_is_certain() -> None:
     found = judged(5, slow(0, 1, 2, ratio=0.5))
     assert names_of(found) == []
     assert found.fast_pair == (3, 4)
-    assert [one.state for one in found.nodes] == [State.UNDECIDED] * 3 + [State.HEALTHY] * 2
+    assert [node.state for node in found.nodes] == [State.UNDECIDED] * 3 + [State.HEALTHY] * 2
     assert found.suspects is None, "every pair was measured: more rounds show nothing else"
     assert choose_nodes(found, 2).members == (3, 4)
     assert choose_nodes(found, 3).reason.startswith("the slowest reaches 50% of the typical rate")

@@ -137,5 +137,5 @@ def test_a_survey_one_way_names_what_is_slow_behind_oversubscribed_uplinks(
 ) -> None:
     cluster = replace(named("thin-32"), **changes)  # type: ignore[arg-type]
     judgement = survey_cluster(cluster, 75, 512 * 2**20, seed, one_way=True).judgement
-    assert [one.node for one in judgement.slow_nodes] + [one.name for one in judgement.slow_uplinks] == slow
-    assert all(one.state in (State.HEALTHY, State.SLOW) for one in judgement.nodes)
+    assert [node.node for node in judgement.slow_nodes] + [uplink.name for uplink in judgement.slow_uplinks] == slow
+    assert all(node.state in (State.HEALTHY, State.SLOW) for node in judgement.nodes)

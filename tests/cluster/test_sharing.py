@@ -82,27 +82,27 @@ def test_no_healthy_node_is_slow_behind_oversubscribed_uplinks(sizes: tuple[int,
 def test_a_slow_node_behind_them_is_named_or_in_doubt(sizes: tuple[int, ...], rate: float, ratio: float) -> None:
     found = surveyed(sizes, ratio, {2: rate}, 1).judgement
     assert found.nodes[2].state in (State.SLOW, State.EITHER)
-    assert {one.node for one in found.slow_nodes} <= {2}
+    assert {node.node for node in found.slow_nodes} <= {2}
 
 
 def test_of_two_nodes_alone_under_a_switch_the_healthy_one_is_not_slow() -> None:
     """The pair is as fast as its slow node, and alone their uplink carries two thirds of a node: both look slow."""
     found = [surveyed((2, 2, 4, 4), 3.0, {0: rate}, seed).judgement for rate in (0.5, 0.66) for seed in range(3)]
-    assert [{one.node for one in judged.slow_nodes} - {0} for judged in found] == [set()] * 6
+    assert [{node.node for node in judged.slow_nodes} - {0} for judged in found] == [set()] * 6
     assert all(judged.nodes[0].state in (State.SLOW, State.EITHER) for judged in found)
     assert any(judged.slow_nodes for judged in found[:3])
 
 
 def test_nor_where_that_uplink_explains_all_slow_pairs() -> None:
     found = [surveyed((6, 2), 3.0, {0: 0.77, 7: 0.53}, seed).judgement for seed in range(2)]
-    assert [{one.node for one in judged.slow_nodes} - {0, 7} for judged in found] == [set()] * 2
+    assert [{node.node for node in judged.slow_nodes} - {0, 7} for judged in found] == [set()] * 2
     assert all(judged.nodes[0].state is State.SLOW for judged in found)
 
 
 def test_where_the_levels_differ_it_is_named() -> None:
     found = [surveyed((8, 8, 8, 8), 4.0, {2: 0.8}, seed).judgement for seed in range(2)]
-    assert [[one.node for one in judged.slow_nodes] for judged in found] == [[2]] * 2
-    assert all(one.worse.interval[0] < -0.2 < one.worse.interval[1] for judged in found for one in judged.slow_nodes)
+    assert [[node.node for node in judged.slow_nodes] for judged in found] == [[2]] * 2
+    assert all(node.worse.interval[0] < -0.2 < node.worse.interval[1] for judged in found for node in judged.slow_nodes)
 
 
 def test_a_node_that_was_never_fast_is_in_doubt_while_rounds_are_few() -> None:
@@ -131,7 +131,7 @@ def test_a_slow_node_is_measured_again_before_the_survey_ends() -> None:
     again: list[Round] = [planned for planned in done.rounds if planned.kind is RoundKind.CONFIRMING]
     assert len(again) == 2
     assert all(5 in {node for pair in planned.pairs for node in pair} for planned in again)
-    assert [one.node for one in done.judgement.slow_nodes] == [5]
+    assert [node.node for node in done.judgement.slow_nodes] == [5]
 
 
 def test_without_sharing_the_judgement_is_that_of_all_pairs() -> None:

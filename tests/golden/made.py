@@ -92,7 +92,7 @@ def numa_nodes(count: int) -> Run:
 def cores(command: str) -> Run:
     """Copies between CPU cores, which lack most patterns and a pointer chase."""
     points = [measured(Operation.CPU_WRITE, (0, 1), 1.5, 8), measured(Operation.ALLREDUCE, (0, 1), 0.00002, 8)]
-    devices = [replace(one, uuid=f"CPU-{one.index}", name="AMD EPYC") for one in gpus(2)]
+    devices = [replace(gpu, uuid=f"CPU-{gpu.index}", name="AMD EPYC") for gpu in gpus(2)]
     return run_of(devices, points, backend="host", command=(command,))
 
 
@@ -203,7 +203,7 @@ def small_allreduces() -> Run:
             point = DataPoint(Operation.ALLREDUCE, (0, 1), size, registration=kind)
             # Trials of one pass are compared: all kinds share its disturbance of up to 0.4%.
             seconds = [microseconds * 1e-6 * (1 + trial / 1000) for trial in range(5)]
-            samples = [Sample((one,) * 2, 20, concurrent=False) for one in seconds]
+            samples = [Sample((second,) * 2, 20, concurrent=False) for second in seconds]
             run.measurements.append(Measurement(point, samples, StopReason.PRECISION))
             run.latencies.append(Latency(point, (RankLaunches((0,) * 400, (8_000,) * 400),) * 2))
     run.settings = replace(run.settings, layers=80, dtype="bfloat16")
@@ -214,7 +214,7 @@ def without_windows() -> Run:
     """The same by an NCCL that has no symmetric memory."""
     run = small_allreduces()
     run.measurements = [one for one in run.measurements if one.point.registration is not Registration.WINDOW]
-    run.latencies = [one for one in run.latencies if one.point.registration is not Registration.WINDOW]
+    run.latencies = [latency for latency in run.latencies if latency.point.registration is not Registration.WINDOW]
     window = Work(Operation.ALLREDUCE, registration=Registration.WINDOW)
     run.skipped = [Skipped(SkipKind.OLD_NCCL, window, detail="it needs NCCL 2.27, and this is 2.26.2")]
     return run

@@ -103,7 +103,7 @@ def test_fewer_points_make_no_more_pairs_judged_and_no_more_excused(made: Made, 
     assert set(of_less.judged) <= set(of_whole.judged)
     excused, fewer = ({pair for pair, why in one.missed.items() if why.by_design} for one in (of_whole, of_less))
     assert fewer <= excused
-    assert not any(one.all_tied and one.lacking for ranked in rank_summary(less) for one in ranked.rankings)
+    assert not any(ranking.all_tied and ranking.lacking for ranked in rank_summary(less) for ranking in ranked.rankings)
 
 
 @tried()

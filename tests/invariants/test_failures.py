@@ -75,11 +75,11 @@ def test_nothing_ties_agrees_or_is_normal_over_a_failure(
     for place in data.draw(st.sets(st.integers(0, len(run.measurements) - 1), min_size=1, max_size=4)):
         broken = failing(broken, place, kind, data.draw(st.integers(0, 2)))
     failed = {place for place in outcome(broken).device_sets if len(place) == 2}
-    for ranking in (one for ranked in rank_summary(broken) for one in ranked.rankings):
+    for ranking in (ranking for ranked in rank_summary(broken) for ranking in ranked.rankings):
         if failed & {(min(place), max(place)) for place in (*ranking.failed, *ranking.lacking)}:
             assert not ranking.all_tied
             assert " tie " not in f" {verdict_of(ranking)} "
-        relations = {one.relation for one in ranking.standings if tuple(sorted(one.members)) in failed}
+        relations = {standing.relation for standing in ranking.standings if tuple(sorted(standing.members)) in failed}
         assert relations <= {Relation.FAILED, Relation.IMPOSSIBLE}
     assert "All pairs tie" not in text(page(Diagnosis(broken)))
     diagnosis = Diagnosis(broken)
@@ -138,7 +138,7 @@ def test_an_impossible_figure_comes_first_and_is_status_3(made: Made) -> None:
     run = made.run(COPIES)
     troubles = outcome(run).troubles
     if troubles:  # of a clock that is wrong by little, or a pair that has no such fault
-        assert {one.kind for one in troubles} == {TroubleKind.IMPOSSIBLE}
+        assert {trouble.kind for trouble in troubles} == {TroubleKind.IMPOSSIBLE}
         assert outcome(run).status is ExitStatus.CONTRADICTION
         assert first_line(run).startswith("IMPOSSIBLE")
 

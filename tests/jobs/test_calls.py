@@ -116,7 +116,7 @@ def test_kernels_say_who_is_late_and_not_the_hosts_that_run_ahead() -> None:
     """Rank 0's host calls 20 ms after rank 1's, whose GPU is 300 µs late; they have no common clock."""
     job = made_job(DDP, late={1: 300.0})
     first, second = job.ranks
-    behind = [replace(one, starts=tuple(at + 20_000 for at in one.starts)) for one in first.phases[0].samples]
+    behind = [replace(sample, starts=tuple(at + 20_000 for at in sample.starts)) for sample in first.phases[0].samples]
     first = replace(first, phases=(replace(first.phases[0], samples=tuple(behind)),), host="other")
     found = report(stepped(replace(job, ranks=(first, second))))
     assert found is not None
@@ -188,10 +188,10 @@ def test_one_call_without_a_time_takes_none_from_the_others() -> None:
         (phase,) = rank.phases
         first, last = phase.positions
         samples = tuple(
-            replace(one, gpu=(0.0 if rank.rank else 90_000.0, 0.0 if rank.rank else one.gpu[1]))
-            if one.repetition == 3
-            else replace(one, gpu=(one.gpu[0], 0.0 if rank.rank else one.gpu[1]))
-            for one in phase.samples
+            replace(sample, gpu=(0.0 if rank.rank else 90_000.0, 0.0 if rank.rank else sample.gpu[1]))
+            if sample.repetition == 3
+            else replace(sample, gpu=(sample.gpu[0], 0.0 if rank.rank else sample.gpu[1]))
+            for sample in phase.samples
         )
         last = replace(last, gpu=None if rank.rank else last.gpu)
         return replace(rank, phases=(replace(phase, positions=(first, last), samples=samples),))
@@ -209,8 +209,8 @@ def test_a_kernel_and_its_transfer_are_of_the_same_repetitions() -> None:
 
     def partly(rank: JobRank) -> JobRank:
         (phase,) = rank.phases
-        lasted = [(20.0 if rank.rank == 0 else 0.0) if one.repetition % 3 else 80.0 for one in phase.samples]
-        samples = tuple(replace(one, gpu=(took,)) for one, took in zip(phase.samples, lasted, strict=True))
+        lasted = [(20.0 if rank.rank == 0 else 0.0) if sample.repetition % 3 else 80.0 for sample in phase.samples]
+        samples = tuple(replace(sample, gpu=(took,)) for sample, took in zip(phase.samples, lasted, strict=True))
         return replace(rank, phases=(replace(phase, samples=samples),))
 
     found = report(stepped(replace(job, ranks=tuple(map(partly, job.ranks)))))

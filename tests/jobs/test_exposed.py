@@ -26,10 +26,10 @@ TRACES = sorted((Path(__file__).parents[1] / "data/two-h100-fsdp2").glob("trace-
 def kernels_of(path: Path) -> tuple[Spans, Spans, list[list[int]]]:
     """Return when a trace computed, its NCCL kernels in the order of their launches, and which are of each step."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    launched = {one["args"]["correlation"]: one["ts"] for one in events if one["cat"].startswith("cuda_")}
-    kernels = [one for one in events if one["cat"] == "kernel"]
-    nccl = [one for one in kernels if one["name"].startswith("nccl")]
-    computed = [(one["ts"], one["ts"] + one["dur"]) for one in kernels if one not in nccl]
+    launched = {event["args"]["correlation"]: event["ts"] for event in events if event["cat"].startswith("cuda_")}
+    kernels = [event for event in events if event["cat"] == "kernel"]
+    nccl = [kernel for kernel in kernels if kernel["name"].startswith("nccl")]
+    computed = [(kernel["ts"], kernel["ts"] + kernel["dur"]) for kernel in kernels if kernel not in nccl]
     sent = sorted((launched[one["args"]["correlation"]], one["ts"], one["ts"] + one["dur"]) for one in nccl)
     steps = sorted((one["ts"], one["ts"] + one["dur"]) for one in events if one["name"].startswith("ProfilerStep#"))
     own = [[at for at, (moment, *_) in enumerate(sent) if low <= moment < high] for low, high in steps]

@@ -94,8 +94,8 @@ def test_a_step_without_its_first_kernel_is_as_long_as_the_others() -> None:
         events += [event("gemm", at + 40, 30.0), mark(number, at), *(first[:1] if number == 2 else first), *other]
     (rank,) = job_of([trace_of(events)]).ranks
     assert rank.step is not None
-    assert [one.gpu_time.total if one.gpu_time else None for one in rank.step.samples] == [100.0] * 4 + [None]
-    assert [one.step for one in rank.step.samples] == [100.0] * 4 + [0.0]
+    assert [sample.gpu_time.total if sample.gpu_time else None for sample in rank.step.samples] == [100.0] * 4 + [None]
+    assert [sample.step for sample in rank.step.samples] == [100.0] * 4 + [0.0]
 
 
 def test_kernels_of_a_step_are_all_that_ran_in_it_so_that_what_is_exposed_is_part_of_them() -> None:

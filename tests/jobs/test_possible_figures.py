@@ -73,7 +73,7 @@ class Made:
             moving = rng.uniform(3, 80)
             for rank in range(self.ranks):
                 members = members_of(rank, self.ranks, group)
-                end = max(reached[one] for one in members) + moving
+                end = max(reached[member] for member in members) + moving
                 self.free[rank, group], ends = end, max(ends, end)
                 hosts[rank] = max(hosts[rank] + 3, reached[rank] - rng.choice([3, 50]))
                 self._call(
@@ -110,7 +110,7 @@ class Made:
 
 def in_order(*seconds: float | None) -> bool:
     """True if no known figure is above one that follows."""
-    known = [one for one in seconds if one is not None]
+    known = [second for second in seconds if second is not None]
     return all(low <= high + LITTLE for low, high in pairwise(known))
 
 

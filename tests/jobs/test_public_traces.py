@@ -112,7 +112,7 @@ def calls_in(events: list[dict[str, Any]]) -> list[Call]:
             call = NAMES[name], shaped(title, around(title, operations)), took.get(id(row or title))
             calls.append((title["ts"], library, call))
     wanted = "nccl" if any(library == "nccl" for _, library, _ in calls) else "gloo"
-    return [call for _, library, call in sorted(calls, key=lambda one: one[0]) if library == wanted]
+    return [call for _, library, call in sorted(calls, key=lambda call: call[0]) if library == wanted]
 
 
 def shaped(title: dict[str, Any], outer: dict[str, Any] | None) -> int | None:

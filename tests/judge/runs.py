@@ -51,8 +51,8 @@ def scaled(run: Run, factor: float) -> Run:
 
 def _scaled(found: Measurement, factor: float) -> Measurement:
     samples = [
-        Sample(tuple(s * factor for s in one.seconds), one.iterations, one.concurrent, one.launch_seconds)
-        for one in found.samples
+        Sample(tuple(s * factor for s in sample.seconds), sample.iterations, sample.concurrent, sample.launch_seconds)
+        for sample in found.samples
     ]
     return Measurement(found.point, samples, found.stop)
 

@@ -45,7 +45,7 @@ def run_with(
 
 
 def changed(comparison: Comparison) -> bool:
-    verdicts = {one.verdict for one in comparison.changes} | {one.verdict for one in comparison.groups}
+    verdicts = {change.verdict for change in comparison.changes} | {group.verdict for group in comparison.groups}
     return bool(verdicts & {ChangeVerdict.WORSE, ChangeVerdict.BETTER})
 
 
@@ -226,7 +226,7 @@ def test_the_default_covers_eight_runs_on_two_h100() -> None:
     """With trials alone some interval excludes 1 in most of these comparisons."""
     runs = [recorded(f"2026-11-24-between-runs/2xh100.tar.gz:p{number}.json") for number in range(1, 9)]
     found = [compare(base, new, FAIL) for base, new in pairwise(runs)]
-    intervals = [one.interval for every in found for one in every.changes if one.interval]
+    intervals = [change.interval for every in found for change in every.changes if change.interval]
     assert sum(not low <= 1 <= high for low, high in intervals) <= 0.01 * len(intervals)
     assert not any(map(changed, found))
 
@@ -241,7 +241,7 @@ def test_history_is_of_the_same_gpus() -> None:
 def test_it_is_said_that_few_links_count_as_varying_more(count: int, origin: VariationSource) -> None:
     rng = np.random.default_rng(2)
     found = compare(run_with(rng, 0.0, count=count), run_with(rng, 0.0, count=count), FAIL)
-    assert {one.between.origin for one in found.changes} == {origin}
+    assert {change.between.origin for change in found.changes} == {origin}
     assert ("fewer than 6 links" in runs_vary(found)) is (count < 4)
 
 

@@ -35,7 +35,7 @@ def normal(sigma: float, trials: int = 3, works: int = 4, seed: int = 1) -> Logs
 
 
 def noises(run: Run, keep: Callable[[Measurement], bool] = lambda _one: True) -> list[Noise]:
-    found = [one.noise for one in run.measurements if keep(one)]
+    found = [measurement.noise for measurement in run.measurements if keep(measurement)]
     return [noise for noise in found if noise]
 
 
@@ -62,7 +62,7 @@ def test_a_noisy_link_has_its_own_noise_and_its_kind_keeps_theirs() -> None:
     on_it = noises(run, lambda one: one.point.members == LINKS[0])
     others = noises(run, lambda one: not {*LINKS[0]} & {*one.point.members})
     assert min(one.sigma for one in on_it) > 0.02
-    assert np.median([one.sigma for one in others]) == pytest.approx(0.002, rel=0.3)
+    assert np.median([other.sigma for other in others]) == pytest.approx(0.002, rel=0.3)
 
 
 def test_labels_have_noises_of_their_own() -> None:

@@ -44,8 +44,8 @@ def uint8(run: Run) -> Run:
 
 def in_windows(run: Run) -> Run:
     """Return the run with buffers that NCCL knows as symmetric windows."""
-    for one in run.measurements:
-        one.point = replace(one.point, registration=Registration.WINDOW)
+    for measurement in run.measurements:
+        measurement.point = replace(measurement.point, registration=Registration.WINDOW)
     return run
 
 
@@ -190,7 +190,7 @@ def all_reduces(rates: dict[int, float]) -> Run:
 def test_the_size_of_which_most_sources_speak_decides() -> None:
     """Of 1G three sources speak, of 8G two and of 64M two; the bands are those of their values."""
     found = judge(all_reduces({2**26: 300.0, GIB: 465.0, 2**33: 478.0}), FIGURES)
-    (answer,) = [one for one in found.answers if not one.figure.at_least]
+    (answer,) = [answer for answer in found.answers if not answer.figure.at_least]
     assert (answer.size_bytes, len(answer.reference.sources), answer.standing) == (GIB, 3, ReferenceVerdict.NORMAL)
     (answer,) = judge(all_reduces({2**26: 300.0}), FIGURES).answers
     assert (answer.size_bytes, answer.standing) == (2**26, ReferenceVerdict.BELOW)

@@ -62,7 +62,7 @@ def test_who_wins_never_contradicts_the_interval(times: dict[Registration, Seque
     found = winner(size, times)
     assert found.fastest
     assert {*found.fastest} <= times.keys()
-    best = next(kind for kind in times if kind not in {one.kind for one in found.others})
+    best = next(kind for kind in times if kind not in {other.kind for other in found.others})
     assert best in found.fastest
     for other in found.others:
         interval = median_interval([a / b for a, b in zip(times[other.kind], times[best], strict=False)])
@@ -109,6 +109,6 @@ def test_machines_are_judged_and_chosen_by_ordinary_memory() -> None:
 
 def test_where_there_is_no_ordinary_memory_the_one_that_there_is_stands_for_it() -> None:
     plain = pair_run(3, lambda a, b: 100.0 - 10 * a - b)
-    alone = replace(plain, measurements=[on(WINDOW, one) for one in plain.measurements])
+    alone = replace(plain, measurements=[on(WINDOW, measurement) for measurement in plain.measurements])
     assert ordinary(alone).measurements == plain.measurements
     assert choose(alone, 2) == choose(plain, 2)

@@ -340,7 +340,7 @@ def test_the_relation_is_to_the_best_though_it_is_noisy_where_all_others_are_far
     found = ranked(4, lambda a, b: noisy_best if (a, b) == (2, 3) else noisy(250.0, 0.001, seed=10 * a + b, trials=5))
     first, *others = found.standings
     assert (first.members, first.relation, first.tier) == ((2, 3), Relation.TIED, 1)
-    assert {(one.relation, one.tier) for one in others} == {(Relation.DIFFERENT, 2)}
+    assert {(other.relation, other.tier) for other in others} == {(Relation.DIFFERENT, 2)}
 
 
 def test_what_failed_is_said_of_its_place_whatever_its_rate() -> None:
@@ -348,7 +348,7 @@ def test_what_failed_is_said_of_its_place_whatever_its_rate() -> None:
     run.measurements[1].wrong = 3
     found = rank_pairs(run, Operation.ALLREDUCE, GIB)
     assert found is not None
-    assert [one.relation for one in found.standings] == [Relation.TIED, Relation.FAILED, Relation.TIED]
+    assert [standing.relation for standing in found.standings] == [Relation.TIED, Relation.FAILED, Relation.TIED]
     assert (found.failed, found.lacking, found.sets) == (((0, 2),), (), 3)
 
 
@@ -417,4 +417,4 @@ def test_too_few_trials_tie_with_nothing_not_even_the_best_with_itself(trials: i
         found.samples = found.samples[:trials]
     ranking = rank_pairs(run, Operation.ALLREDUCE, GIB)
     assert ranking is not None
-    assert {one.relation for one in ranking.standings} == {Relation.UNDECIDED}
+    assert {standing.relation for standing in ranking.standings} == {Relation.UNDECIDED}

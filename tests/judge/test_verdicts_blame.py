@@ -67,18 +67,18 @@ def test_whom_slow_links_blame(
     title: str, slow: list[Link], members: list[tuple[int, ...]], where: list[str], alone: list[str]
 ) -> None:
     groups = blamed(slow, every(4))
-    assert [one.members for one in groups] == members
-    assert ([one.place for one in groups], [one.only for one in groups]) == (where, alone)
-    assert {link for one in groups for link in one.links} == set(slow)
-    assert sum(len(one.links) for one in groups) == len(slow)  # no link twice
-    assert [one.gpu for one in groups] == [one.members[0] if len(one.members) == 1 else None for one in groups]
+    assert [group.members for group in groups] == members
+    assert ([group.place for group in groups], [group.only for group in groups]) == (where, alone)
+    assert {link for group in groups for link in group.links} == set(slow)
+    assert sum(len(group.links) for group in groups) == len(slow)  # no link twice
+    assert [group.gpu for group in groups] == [one.members[0] if len(one.members) == 1 else None for one in groups]
 
 
 def test_the_gpu_with_most_slow_links_is_blamed_first() -> None:
     """All that GPU 4 sends is slow, and all of GPU 2's links."""
     slow = {(4, other) for other in range(4)} | {link for link in every(5) if 2 in link}
     groups = blamed(slow, every(5), 5)
-    assert [(one.members, one.place, len(one.links)) for one in groups] == [
+    assert [(group.members, group.place, len(group.links)) for group in groups] == [
         ((2,), "all links of GPU2", 8),
         ((4,), "all links from GPU4", 3),
     ]
@@ -101,7 +101,7 @@ def test_many_single_links_share_a_cause(count: int) -> None:
     slow = [(a, a + 6) for a in range(count)]
     groups = blamed(slow, every(12), 12)
     if count == 4:
-        assert [one.members for one in groups] == slow
+        assert [group.members for group in groups] == slow
     else:
         (only,) = groups
         assert only.members == (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)
@@ -113,7 +113,7 @@ def test_many_single_links_share_a_cause(count: int) -> None:
 def test_nvlinks_and_pcie_of_a_gpu_are_different_wires() -> None:
     but = {(2, 3): "PIX", (0, 3): "PHB", (1, 3): "PHB"}
     groups = blamed([*ROW, *COLUMN], every(4), but=but)
-    assert [(one.members, one.place) for one in groups] == [((2,), "all links of GPU2"), ((2, 3), "GPU2-GPU3")]
+    assert [(group.members, group.place) for group in groups] == [((2,), "all links of GPU2"), ((2, 3), "GPU2-GPU3")]
     (over_pcie,) = blamed([link for link in every(4) if 3 in link], every(4), but=but)
     assert over_pcie.place == "all 3 PHB and PIX pairs"
 

@@ -92,7 +92,7 @@ def test_a_slow_gpu_is_why_its_better_label_is_slower() -> None:
     def rate(work: Work, members: Members) -> float:
         return (18.0 if 0 in members else 24.0) * (0.8 if work.operation.is_collective else 1.0)
 
-    devices = [replace(one, name="Tesla T4" if one.index != 1 else "NVIDIA A40") for one in gpus(4)]
+    devices = [replace(gpu, name="Tesla T4" if gpu.index != 1 else "NVIDIA A40") for gpu in gpus(4)]
     but = dict.fromkeys(((0, 1), (2, 3)), "PHB")
     links = tuple(replace(path, theory_gbs=31.5) for path in paths(4, "SYS", but))
     (verdict,) = faults(run_on(devices, links, rate, slot=(4, 16)))

@@ -139,8 +139,8 @@ def test_trials_that_confirm_are_in_no_pass() -> None:
     logs = noise(0.002, passes=6)
     logs[:, of_gpu(2), 1] += SLOWER
     run = run_with(logs)
-    for one in run.measurements:
-        one.samples[3:] = [replace(sample, confirms=True) for sample in one.samples[3:]]
+    for measurement in run.measurements:
+        measurement.samples[3:] = [replace(sample, confirms=True) for sample in measurement.samples[3:]]
     (verdict,) = said(run)
     assert "pass 2 of 3" in verdicts.what(verdict, run)
 

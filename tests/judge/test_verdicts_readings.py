@@ -40,7 +40,7 @@ def point(
     """Return a data point with one trial for each rate in GB/s, the last ones beside others."""
     found = measured(operation, members, rates, size)
     alone = len(rates) - beside
-    samples = [replace(one, concurrent=index >= alone) for index, one in enumerate(found.samples)]
+    samples = [replace(sample, concurrent=index >= alone) for index, sample in enumerate(found.samples)]
     return replace(found, samples=samples)
 
 

@@ -109,7 +109,7 @@ def test_trouble_costs_one_way_of_one_direction_and_is_not_sent_again() -> None:
     machine = _Machine(3, hangs=((2, 0, KERNEL_READ),), wrong=((0, 1, COPY_ENGINE),))
     links = machine.examined()
     assert _bad(links) == {(2, 0): PeerState.HANGS, (0, 1): PeerState.CORRUPTS}
-    states = {(one.work, one.size_bytes): one.state for one in links[2, 0].crossings}
+    states = {(crossing.work, crossing.size_bytes): crossing.state for crossing in links[2, 0].crossings}
     assert states.pop((KERNEL_READ, SIZES[0])) is PeerState.HANGS
     assert states == {(work, size): PeerState.WORKS for work in WAYS if work is not KERNEL_READ for size in SIZES}
     assert [line for line in machine.log if line.startswith("open")] == ["open (0, 1, 2)", "open (0, 1)", "open (2, 0)"]
@@ -183,7 +183,7 @@ def test_a_gpu_without_room_for_staged_copies_still_gets_its_answer_and_is_asked
 def test_a_nearly_full_gpu_gets_smaller_messages() -> None:
     machine = _Machine(2)
     machine.capacity = 3 * 2**20
-    assert {one.size_bytes for one in machine.examined()[0, 1].crossings} == {SIZES[0], 2**19}
+    assert {crossing.size_bytes for crossing in machine.examined()[0, 1].crossings} == {SIZES[0], 2**19}
 
 
 def test_a_full_gpu_fails_its_links() -> None:

@@ -98,7 +98,7 @@ def test_the_intervals_are_honest_at_each_number_of_trials_at_which_points_end(n
             for measurement, seconds in open_points:
                 measurement.samples.append(Sample(tuple(seconds[trial]), 1, concurrent=False))
             note_noise(run)
-            open_points = [one for one in open_points if stop_reason(one[0]) is None]
+            open_points = [point for point in open_points if stop_reason(point[0]) is None]
         for measurement in run.measurements:
             low, high = time_interval(measurement) or (0, 0)
             right[len(measurement.samples)].append(low <= 1 <= high)

@@ -25,11 +25,11 @@ def _measured(tmp_path: Path) -> dict[tuple[str, str], set[float]]:
     run: dict[str, Any] = json.loads((tmp_path / "run.json").read_text())
     assert len(run["devices"]) == 1
     assert run["complete"]
-    assert {tuple(one["point"]["members"]) for one in run["measurements"]} == {(0,)}
+    assert {tuple(measurement["point"]["members"]) for measurement in run["measurements"]} == {(0,)}
     times: dict[tuple[str, str], set[float]] = {}
-    for one in run["measurements"]:
-        seconds = {round(s, 12) for sample in one["samples"] for s in sample["seconds"]}
-        times.setdefault((one["point"]["operation"], one["point"]["variant"]), set()).update(seconds)
+    for measurement in run["measurements"]:
+        seconds = {round(s, 12) for sample in measurement["samples"] for s in sample["seconds"]}
+        times.setdefault((measurement["point"]["operation"], measurement["point"]["variant"]), set()).update(seconds)
     return times
 
 

@@ -85,9 +85,9 @@ def test_small_allreduces_leave_out_the_kinds_that_nccl_lacks(
     done, run = _collbench(fakes, tmp_path, "latency", "--collectives", program=("-c", _TWO_SIZES), nccl=version)
 
     assert done.code == 0, done.stderr
-    counts = Counter(one["point"]["registration"] for one in run["measurements"])
+    counts = Counter(measurement["point"]["registration"] for measurement in run["measurements"])
     assert counts == dict.fromkeys(kinds, 2)
-    assert {len(one["ranks"][0]["arrived"]) for one in run["latencies"]} == {400}
+    assert {len(latency["ranks"][0]["arrived"]) for latency in run["latencies"]} == {400}
     assert (len(run["latencies"]), run["settings"]["dtype"]) == (2 * len(kinds), "bfloat16")
     assert done.stdout.startswith("allreduce 128 B on 2 GPUs, µs: ordinary ")
     lines = [line for line in done.stdout.splitlines() if line.startswith("skipped")]

@@ -36,10 +36,10 @@ def checked(text: str) -> dict[str, Any]:
 def test_tiers_and_best_sets_follow_from_the_samples(program: Program) -> None:
     printed = checked(program("pairs", *SIM, "--sizes", "8,64M", "-o", "run.json", "--json").out)
     rates: dict[tuple[int, ...], tuple[float, float, float]] = {}
-    for one in printed["measurements"]:
-        point = one["point"]
+    for measurement in printed["measurements"]:
+        point = measurement["point"]
         if (point["operation"], point["size_bytes"]) == ("allreduce", 2**26):  # on pairs busbw is algbw
-            trials = sorted(2**26 / median(sample["seconds"]) / 1e9 for sample in one["samples"])
+            trials = sorted(2**26 / median(sample["seconds"]) / 1e9 for sample in measurement["samples"])
             rates[tuple(point["members"])] = trials[0], median(trials), trials[-1]
     ranking, *others = printed["answer"]["rankings"]
     assert (ranking["operation"], ranking["size_bytes"], len(ranking["standings"])) == ("allreduce", 2**26, 6)
@@ -54,9 +54,9 @@ def test_tiers_and_best_sets_follow_from_the_samples(program: Program) -> None:
     assert {tuple(one["members"]) for one in ranking["standings"] if one["tier"] == 1} == {(0, 1), (2, 3)}
     assert tuple(printed["answer"]["best"][0]["members"]) in {(0, 1), (2, 3)}
     assert [len(one["devices"]) for one in printed["answer"]["best"]] == [2, 4]
-    slower = {tuple(sorted(one["point"]["members"])) for one in printed["measurements"]}
-    assert {one["operation"] for one in others} == {"ce-write", "ce-read", "sm-write", "sm-read", "broadcast"}
-    assert all({tuple(standing["members"]) for standing in one["standings"]} <= slower for one in others)
+    slower = {tuple(sorted(measurement["point"]["members"])) for measurement in printed["measurements"]}
+    assert {other["operation"] for other in others} == {"ce-write", "ce-read", "sm-write", "sm-read", "broadcast"}
+    assert all({tuple(standing["members"]) for standing in other["standings"]} <= slower for other in others)
     assert len(printed["answer"]["rates"]) == len(printed["measurements"])
 
 
@@ -70,8 +70,8 @@ def test_the_answer_is_that_of_the_pages_and_of_the_other_commands(program: Prog
     assert found["check"] | {"p2p": None} == json.loads(program("check", "run.json", "--json").out)  # nothing examined
     works = json.loads(program("show", "--ranking", "run.json", "--operation", "allreduce", "--json").out)["works"]
     standings = [
-        {**one, "devices": [f"GPU{member}" for member in one["members"]]}
-        for one in works[0]["rankings"][0]["standings"]
+        {**standing, "devices": [f"GPU{member}" for member in standing["members"]]}
+        for standing in works[0]["rankings"][0]["standings"]
     ]
     assert found["rankings"][0]["standings"] == standings
     page = " ".join(program("show", "run.json").out.split())

@@ -95,7 +95,7 @@ def test_the_mark_of_a_pair_is_on_no_table_of_its_devices() -> None:
     run = run_of(slots, [*host, *staged], [Path((0, 1), "SYS", "SYS", 0, 63.0)])
     assert [trouble.devices for trouble in outcome(run).troubles] == [(0,), (1,)]
     relations = {
-        work.variant: {one.relation for one in ranking.standings}
+        work.variant: {standing.relation for standing in ranking.standings}
         for work in (Work(Operation.D2H_CE, Variant.HOST), Work(Operation.CE_WRITE, Variant.STAGED))
         if (ranking := rank_links(run, work, GIB)) is not None
     }
@@ -106,7 +106,7 @@ def test_the_mark_of_a_pair_is_on_no_table_of_its_devices() -> None:
 def test_rank_does_not_say_failed_of_a_rate_above_a_limit() -> None:
     pair_ranking = rank_pairs(WRONG, Operation.ALLREDUCE, GIB)
     assert pair_ranking is not None
-    assert [one.relation for one in pair_ranking.standings] == [Relation.IMPOSSIBLE]
+    assert [standing.relation for standing in pair_ranking.standings] == [Relation.IMPOSSIBLE]
     assert pair_ranking.failed == pair_ranking.impossible == ((0, 1),)
     assert not pair_ranking.all_tied
     said = text(ranking.page(Diagnosis(WRONG), rank_summary(WRONG)), verbose=False)

@@ -102,13 +102,13 @@ def test_each_published_time_is_a_row_of_the_source_and_agrees_with_an_older_ver
     with gzip.open(ROOT / "tests/data/published/aiconfigurator_custom_all_reduce.csv.gz", "rt", newline="") as file:
         rows = [*csv.DictReader(file)]
     seen = 0
-    for one in published().figures:
-        prefix = one.machine.lower() + ("" if one.machine.startswith("G") else "_sxm") + "_comm_"
-        ours = [row for row in rows if row["file"].startswith(prefix) and int(row["num_gpus"]) == one.ranks]
-        for size, microseconds in zip(published().sizes, one.microseconds, strict=True):
+    for figure in published().figures:
+        prefix = figure.machine.lower() + ("" if figure.machine.startswith("G") else "_sxm") + "_comm_"
+        ours = [row for row in rows if row["file"].startswith(prefix) and int(row["num_gpus"]) == figure.ranks]
+        for size, microseconds in zip(published().sizes, figure.microseconds, strict=True):
             at_size = [row for row in ours if int(row["message_size"]) == size]
-            newest = [float(row["milliseconds"]) * 1e3 for row in at_size if row["version"] == one.vllm]
-            older = [float(row["milliseconds"]) * 1e3 for row in at_size if row["version"] != one.vllm]
+            newest = [float(row["milliseconds"]) * 1e3 for row in at_size if row["version"] == figure.vllm]
+            older = [float(row["milliseconds"]) * 1e3 for row in at_size if row["version"] != figure.vllm]
             assert min(newest) - 0.006 <= microseconds <= max(newest) + 0.006
             assert any(1 / 1.21 < microseconds / other < 1.21 for other in older)
             seen += 1

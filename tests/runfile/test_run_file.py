@@ -51,7 +51,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     if issubclass(hint, Enum):
         return st.sampled_from(hint)
     hints = typing.get_type_hints(hint, include_extras=True)
-    names = [one.name for one in fields(hint)]
+    names = [field.name for field in fields(hint)]
     return st.builds(hint, **{name: LIMITED[name] if name in LIMITED else values(hints[name]) for name in names})
 
 

@@ -169,7 +169,7 @@ def test_on_dgx_1v_messages_between_sockets_are_no_faster_than_staged_copies_of_
     """Twelve of the 16 messages one way between its halves have no NVLink: they share the sockets' 19 GB/s."""
     size = 2**28
     run = on_all(DGX, size, Operation.ALLTOALL, Operation.SENDRECV)
-    exchange, ring = (summarize(one).busbw for one in run.measurements)
+    exchange, ring = (summarize(measurement).busbw for measurement in run.measurements)
     copies = simulate(DGX, request(sizes=(size,), collectives=()), seed=1)
     slowest = min(summarize(one).busbw for one in copies.measured() if one.point.operation is Operation.CE_WRITE)
     assert ring <= slowest

@@ -65,7 +65,7 @@ def test_a_page_first_says_what_the_runs_do_not_cover(program: Program, saved: P
 
 def test_a_run_of_another_model_says_so_first(program: Program, saved: Path) -> None:
     """Computing takes another time there, too, which links do not show."""
-    other = replace(NVLINK_PAIRS, devices=tuple(replace(one, name="NVIDIA H100") for one in NVLINK_PAIRS.devices))
+    other = replace(NVLINK_PAIRS, devices=tuple(replace(device, name="NVIDIA H100") for device in NVLINK_PAIRS.devices))
     run_file.save(other, saved / "other.json")
     model = NVLINK_PAIRS.devices[0].name
     for first, second, line in (
@@ -162,13 +162,13 @@ def test_a_pair_of_which_only_small_messages_were_measured_keeps_no_other_from_b
 ) -> None:
     """GPU1 and GPU2 were interrupted after 8 bytes, which say nothing of a bucket of 25 MiB."""
     points = NVLINK_PAIRS.measurements
-    left = [one for one in points if one.point.members != (1, 2) or one.point.size_bytes == 8]
+    left = [point for point in points if point.point.members != (1, 2) or point.point.size_bytes == 8]
     run_file.save(replace(NVLINK_PAIRS, measurements=left, complete=False), saved / "part.json")
     (case,) = json.loads(program("predict", "part.json", "--params", "1B", "--json").out)["cases"]
     whole = json.loads(program("predict", "run.json", "--params", "1B", "--json").out)["cases"][0]
     assert (case["measured"], case["sets"]) == (5, 6)
     assert case["longer_seconds"] == whole["longer_seconds"]
-    small = [one for one in points if one.point.size_bytes == 8]
+    small = [point for point in points if point.point.size_bytes == 8]
     run_file.save(replace(NVLINK_PAIRS, measurements=small, complete=False), saved / "part.json", replace=True)
     refused = program("predict", "part.json", "--params", "1B")
     assert refused.status == 2

@@ -25,7 +25,7 @@ def kernels(name: str, rank: int) -> list[float]:
         file = files.extractfile(f"{name}-{rank}.kineto.json.gz")
         assert file is not None
         events = json.loads(gzip.decompress(file.read()))["traceEvents"]
-    nccl = [one for one in events if one.get("cat") == "kernel" and "nccl" in one["name"]]
+    nccl = [event for event in events if event.get("cat") == "kernel" and "nccl" in event["name"]]
     return [one["dur"] / 1e3 for one in sorted(nccl, key=lambda one: one["ts"])]
 
 

@@ -152,7 +152,7 @@ SEND, RECV = Call("send", 64, 0, peer=1), Call("recv", 64, 0, peer=0)
         ("only with itself", job_of([(0,), (1,)], [[(Call("allreduce", 64, n), False)] for n in (0, 1)]), "nothing"),
         (
             "nothing repeats",
-            replace(data_parallel(), ranks=tuple(replace(one, step=None) for one in data_parallel().ranks)),
+            replace(data_parallel(), ranks=tuple(replace(rank, step=None) for rank in data_parallel().ranks)),
             "no known step",
         ),
     ],

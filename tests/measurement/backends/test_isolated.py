@@ -165,7 +165,7 @@ def test_a_later_worker_loads_code_no_longer_than_the_first_did(backend: Isolate
     text = "hang: no answer within 2"  # the fake's first step takes microseconds
     failures = outcomes(opened(backend), copies(fake_worker.GOOD, fake_worker.HANG, fake_worker.HANG))
     assert failures[0] == ""
-    assert all(one.startswith(text) for one in failures[1:]), failures
+    assert all(failure.startswith(text) for failure in failures[1:]), failures
 
 
 @short_timeouts

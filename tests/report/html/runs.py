@@ -60,7 +60,7 @@ def recorded_seconds(operation: str, devices: list[int], size: int) -> float:
     """Return a data point's time as docs/run-file.md says to read it: the median of the trials' medians."""
     points = json.loads(RECORDED.read_text(encoding="utf-8"))["measurements"]
     wanted = {"operation": operation, "members": devices, "size_bytes": size}
-    point = next(one for one in points if {key: one["point"][key] for key in wanted} == wanted)
+    point = next(point for point in points if {key: point["point"][key] for key in wanted} == wanted)
     return float(median(median(sample["seconds"]) for sample in point["samples"]))
 
 
@@ -110,7 +110,7 @@ def hostile(evil: str = EVIL) -> Run:
 
 def printed(page: dict[str, Any], key: str) -> list[Any]:
     """Return the parts of a section of a run's page, or of a comparison's; a table is a list of its rows."""
-    section = next(one for one in page["sections"] if one.key == key)
+    section = next(section for section in page["sections"] if section.key == key)
     parts = [part for group in section.groups for part in group.parts]
     return [part.rows if isinstance(part, Table) else part for part in parts]
 
@@ -123,7 +123,7 @@ def series(reported: dict[str, Any], name: str) -> dict[str, Any]:
 
 def figures(one_series: dict[str, Any], size: int, devices: list[int], title: str) -> tuple[Any, Any, Any]:
     """Return (low, value, high) of a figure of one data point."""
-    figure = next(one for one in one_series["figures"] if one["title"] == title)
+    figure = next(figure for figure in one_series["figures"] if figure["title"] == title)
     row = one_series["sizes"].index(size)
     low, value, high = (figure[end][row][one_series["sets"].index(devices)] for end in ("low", "value", "high"))
     return low, value, high

@@ -68,7 +68,7 @@ def test_theory_is_that_of_show_for_both_ways_and_for_host_copies() -> None:
     host = measured(Operation.H2D_CE, (0,), 48.0)
     host = replace(host, point=replace(host.point, variant=Variant.HOST))
     run = run_of(gpus(2), [both, host], by_hand().paths[:1])
-    slots = tuple(replace(one, pcie_generation=5, pcie_width=16) for one in run.devices)
+    slots = tuple(replace(device, pcie_generation=5, pcie_width=16) for device in run.devices)
     reported_ = reported(replace(run, devices=slots))
     twice, slot = series(reported_, "ce-write both-ways"), series(reported_, "h2d-ce host")
     assert (twice["theory"], twice["ways"]) == ([900], "both ways together")  # 450 GB/s each way
