@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
@@ -12,7 +14,9 @@ from collbench.model.peer_map import COPY_ENGINE, KERNEL_WRITE, THROUGH_HOST, Cr
 from collbench.model.run import PeerStatus
 from collbench.report.text.peer_map import answer, page, status, unanswered
 from tests.machine.doctor.test_peer_causes import (
+    ACS,
     BROKEN,
+    HANG,
     HANGING,
     HEALTHY,
     HELD_BACK,
@@ -22,6 +26,7 @@ from tests.machine.doctor.test_peer_causes import (
     SLOW,
     STAGED,
     Seen,
+    peer_link,
 )
 from tests.report.pages import text
 
@@ -119,3 +124,57 @@ def test_a_link_that_works_at_a_part_of_its_rate_is_no_success() -> None:
     slow = "P2P works, but is slow on 2 of 2 links: PCIe lanes are missing: GPU1 x8 of x16; NCCL uses it."
     assert answer(narrow.map, every) == slow
     assert text(page(narrow.map, every)).startswith(f"answer    {slow}")
+
+
+def _of_eight(hanging: Iterable[tuple[int, int]] = (), slower: Iterable[tuple[int, int]] = ()) -> PeerMap:
+    """Return the map of eight GPUs, of whose links these hang, and these have 14 of 24 GB/s."""
+    device = HEALTHY.map.devices[0]
+    at_14 = Crossing(KERNEL_WRITE, 16 * 2**20, gbs=14.0)
+    shown = {**dict.fromkeys(hanging, HANG), **dict.fromkeys(slower, at_14)}
+    links = tuple(peer_link(link, shown.get(link)) for link in permutations(range(8), 2))
+    return replace(HEALTHY.map, devices=tuple(replace(device, index=at) for at in range(8)), links=links, paths=())
+
+
+def _rows(peer_map: PeerMap, *, verbose: bool) -> list[list[str]]:
+    lines = text(page(peer_map, ()), verbose=verbose).split("\n")
+    start = next(at for at, line in enumerate(lines) if line.startswith("link "))
+    return [line.split("  ") for line in lines[start + 1 : lines.index("", start)]]
+
+
+def test_the_first_lines_have_the_cause_and_what_can_be_pasted() -> None:
+    by_acs, by_iommu = ACS[1](HANGING), PLANTS["a hang"][1][1][1](HANGING)
+    lines = [line[:40].rstrip() for line in text(page(by_acs.map, causes(by_acs.map, by_acs.facts))).split("\n")]
+    assert [line.split()[0] for line in lines[:4]] == ["answer", "cause", "fix", "then"]
+    assert lines[2].startswith("fix       sudo setpci -s 0000:00:01.1 ")
+    assert "meanwhile export NCCL_P2P_DISABLE=1" in lines
+    lines = text(page(by_iommu.map, causes(by_iommu.map, by_iommu.facts))).split("\n")
+    assert lines[1].startswith("cause     IOMMU (consistent; GPU0→GPU1, GPU1→GPU0): ")
+    assert lines[2] == "meanwhile export NCCL_P2P_DISABLE=1"
+    lines = text(page(HANGING.map, ())).split("\n")
+    assert lines[1].startswith("cause     not known: ")
+    assert lines[2] == "meanwhile export NCCL_P2P_DISABLE=1"
+
+
+def test_further_causes_of_the_same_links_are_names_on_the_short_page() -> None:
+    seen = PLANTS["a hang"][1][1][1](ACS[1](HANGING))
+    every = causes(seen.map, seen.facts)
+    assert "\nor        IOMMU (consistent)\n" in text(page(seen.map, every), verbose=False)
+    whole = text(page(seen.map, every))
+    assert "\ncause     IOMMU (consistent; GPU0→GPU1, GPU1→GPU0): " in whole
+    assert "\nor " not in whole
+
+
+def test_links_that_show_the_same_have_one_row_on_the_short_page() -> None:
+    healthy, bad = _of_eight(), _of_eight(hanging=[(2, 3)], slower=[(4, 5), (5, 4)])
+    assert [row[0] for row in _rows(healthy, verbose=False)] == ["56 links"]
+    rows = _rows(bad, verbose=False)
+    assert [row[0] for row in rows] == ["GPU2→GPU3", "GPU4→GPU5, GPU5→GPU4", "53 links"]
+    assert [row.count("hangs") + row.count(" hangs") for row in rows] == [3, 0, 0]
+    assert len(_rows(bad, verbose=True)) == 56
+
+
+def test_links_that_fail_alike_are_those_of_the_gpu_that_they_have_in_common() -> None:
+    bad = _of_eight(hanging=[link for link in permutations(range(8), 2) if 3 in link])
+    assert answer(bad) == "P2P is broken on 14 of 56 links: 14 links of GPU3 hang."
+    assert text(page(bad, ()), verbose=False).count("\ntrouble ") == 1
+    assert text(page(bad, ())).count("\ntrouble ") == 14

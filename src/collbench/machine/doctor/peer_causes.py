@@ -27,18 +27,38 @@ class Certainty(StrEnum):
     POSSIBLE = "possible"  # the fact is not known here, or need not have this effect
 
 
-_Found = tuple[Certainty, str, str]  # of a link: what is the matter with it, and what to do about it
+class _Found(NamedTuple):
+    """What is the matter with a link, and what to do about it.
+
+    `each` names the parts that have the fact, which the text ends with: of links that differ in them alone the cause is
+    one. `command` can be pasted into a shell, once for each of the parts if it has a place for one ("{}").
+    """
+
+    certainty: Certainty
+    text: str
+    fix: str = ""
+    each: tuple[str, ...] = ()
+    command: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerCause:
-    """A cause of what these links show: the facts, and what to do about it."""
+    """A cause of what these links show: the facts, and what to do about it.
+
+    `command`, if there is one, can be pasted into a shell, and `further` says what more to do.
+    """
 
     name: str
     links: tuple[Link, ...]
     certainty: Certainty
     text: str
-    fix: str
+    command: str
+    further: str
+
+    @property
+    def fix(self) -> str:
+        """What to do, in one line."""
+        return "; then ".join(filter(None, (self.command, self.further)))
 
 
 class _Whole(NamedTuple):
@@ -81,12 +101,12 @@ class _Case:
 
 
 def causes(peer_map: PeerMap, facts: Facts) -> tuple[PeerCause, ...]:
-    """Return the causes of what the links show, the surest first; links with the same one are together.
+    """Return the causes of what the links show: of the worst first, and of these the surest; alike ones are together.
 
     Of causes that are equally sure those come first whose fact is on the fewest links without the symptom, and of these
     those that explain the most links. Before all of them comes what stops NCCL even where P2P is not offered.
     """
-    grouped: dict[tuple[str, _Found], list[Link]] = {}
+    grouped: dict[tuple[str, _Found], list[tuple[Link, tuple[str, ...]]]] = {}
     explained, spared = Counter[str](), Counter[str]()  # by cause: links with its fact, with the symptom and without
     whole = _whole(peer_map)
     for link in peer_map.links:
@@ -95,19 +115,28 @@ def causes(peer_map: PeerMap, facts: Facts) -> tuple[PeerCause, ...]:
             if (found := find(case)) is None:
                 continue
             if shown_by(case):
-                grouped.setdefault((name, found), []).append(link.devices)
+                grouped.setdefault((name, found._replace(each=())), []).append((link.devices, found.each))
                 explained[name] += 1
             else:
                 spared[name] += 1
-    every = [PeerCause(name, tuple(links), *found) for (name, found), links in grouped.items()]
+    every = [_cause(name, found, links) for (name, found), links in grouped.items()]
 
     order = [name for name, *_ in _TABLE]
+    states = {link.devices: link.state for link in peer_map.links}
 
-    def rank(cause: PeerCause) -> tuple[bool, int, int, int, int]:
+    def rank(cause: PeerCause) -> tuple[bool, int, int, int, int, int]:
+        worst = min(_FROM_THE_WORST.index(states[link]) for link in cause.links)
         surest, row = list(Certainty).index(cause.certainty), order.index(cause.name)
-        return cause.name != _SHARED_MEMORY, surest, spared[cause.name], -explained[cause.name], row
+        return cause.name != _SHARED_MEMORY, worst, surest, spared[cause.name], -explained[cause.name], row
 
     return tuple(sorted(every, key=rank))
+
+
+def _cause(name: str, found: _Found, links: Sequence[tuple[Link, tuple[str, ...]]]) -> PeerCause:
+    each = [*dict.fromkeys(part for _, parts in links for part in parts)]
+    command = "; ".join(dict.fromkeys(found.command.replace("{}", part) for part in each or [""]))
+    text = f"{found.text}{', '.join(each)}"
+    return PeerCause(name, tuple(link for link, _ in links), found.certainty, text, command, found.fix)
 
 
 def _whole(peer_map: PeerMap) -> _Whole:
@@ -160,7 +189,7 @@ def _gpu_model(case: _Case) -> _Found | None:
     models = " and ".join(dict.fromkeys(case.names)) or "these GPUs"
     said = f" (the driver says {case.status}: {labels.PEER_STATES[case.status]})" if case.status else ""
     text = f"NVIDIA's driver has no P2P for {models} over PCIe{said}"
-    return Certainty.SHOWN if named else Certainty.CONSISTENT, text, f"{_NO_FIX}; {_INSTEAD}"
+    return _Found(Certainty.SHOWN if named else Certainty.CONSISTENT, text, f"{_NO_FIX}; {_INSTEAD}")
 
 
 def _chipset(case: _Case) -> _Found | None:
@@ -170,7 +199,7 @@ def _chipset(case: _Case) -> _Found | None:
     if case.virtual:
         fix = f"on the host, show the GPUs below one PCIe switch; in this machine {_NO_FIX}"
     text = f"the driver says {case.status} ({labels.PEER_STATES[case.status]}) for a path {case.label}"
-    return Certainty.SHOWN, text, f"{fix}; {_INSTEAD}"
+    return _Found(Certainty.SHOWN, text, f"{fix}; {_INSTEAD}")
 
 
 def _registry(case: _Case) -> _Found | None:
@@ -179,7 +208,7 @@ def _registry(case: _Case) -> _Found | None:
     settings = f": {case.facts.host.registry}" if case.facts.host.registry else ""
     text = f"a setting of the driver's module switches P2P off{settings}"
     fix = "remove it from NVreg_RegistryDwords in /etc/modprobe.d, update the initramfs, and reboot"
-    return Certainty.SHOWN, text, fix
+    return _Found(Certainty.SHOWN, text, fix)
 
 
 _FLAVORS = {True: " (open kernel modules)", False: " (proprietary kernel modules)", None: ""}
@@ -195,7 +224,7 @@ def _patched(case: _Case) -> _Found | None:
     flavor = _FLAVORS[case.facts.host.open_modules]
     text = f"the driver {case.facts.driver.version}{flavor} is patched: {why}"
     fix = "install NVIDIA's driver, or the patch made for exactly this version, with the IOMMU off"
-    return Certainty.CONSISTENT, text, fix
+    return _Found(Certainty.CONSISTENT, text, fix)
 
 
 def _forces_p2p(setting: str) -> bool:
@@ -213,19 +242,21 @@ def _acs(case: _Case) -> _Found | None:
     if not case.over_pcie:
         return None
     if bridges:
-        commands = "; ".join(f"sudo setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges)
-        text = f"ACS sends peer traffic of {', '.join(bridges)} up to the CPU"
+        text = "ACS sends peer traffic up to the CPU at "
         fix = (
-            f"turn ACS off in the firmware, or until the next boot: {commands}; "
+            "turn ACS off in the firmware: the command lasts until the next boot; "
             "risk: devices below are no longer isolated from each other, so not on hosts of virtual machines"
         )
-        return Certainty.CONSISTENT, text, fix
+        command = "sudo setpci -s {} ECAP_ACS+0x6.w=0000"
+        return _Found(Certainty.CONSISTENT, text, fix, tuple(bridges), command)
     if any(slot.unreadable for slot in case.slots):
         text = "ACS may send peer traffic up to the CPU: only root may read the bridges' registers"
-        return Certainty.POSSIBLE, text, "sudo $(which collbench) check --map-p2p"
+        return _Found(Certainty.POSSIBLE, text, "see what root sees: sudo $(which collbench) check --map-p2p")
     if case.virtual:
         text = "a virtual machine does not show the bridges of its host, whose ACS is usually on"
-        return Certainty.POSSIBLE, text, "ask the host's operator for ACS between these GPUs (lspci -vvv: ACSCtl)"
+        return _Found(
+            Certainty.POSSIBLE, text, "ask the host's operator for ACS between these GPUs (lspci -vvv: ACSCtl)"
+        )
     return None
 
 
@@ -239,7 +270,7 @@ def _iommu(case: _Case) -> _Found | None:
         "boot with iommu=pt, or with amd_iommu=off or intel_iommu=off, or turn AMD-Vi or VT-d off in the firmware; "
         "risk: without it no device can be passed to a virtual machine"
     )
-    return Certainty.CONSISTENT, text, fix
+    return _Found(Certainty.CONSISTENT, text, fix)
 
 
 def _bar1(case: _Case) -> _Found | None:
@@ -247,15 +278,15 @@ def _bar1(case: _Case) -> _Found | None:
     small = [gpu for gpu in case.ends if gpu.bar1_bytes is not None and gpu.bar1_bytes < gpu.device.memory_bytes]
     if not case.over_pcie or not small:
         return None
-    each = ", ".join(
+    each = tuple(
         f"{gpu.device.tag} {format_approximate_size(gpu.bar1_bytes or 0)} of "
         f"{format_approximate_size(gpu.device.memory_bytes)}"
         for gpu in small
     )
     sure = _patched(case) is not None
-    text = f"other devices can address only a part of the memory (BAR1): {each}"
+    text = "other devices can address only a part of the memory (BAR1): "
     fix = "turn on Resizable BAR and Above 4G Decoding in the firmware"
-    return Certainty.CONSISTENT if sure else Certainty.POSSIBLE, text, fix
+    return _Found(Certainty.CONSISTENT if sure else Certainty.POSSIBLE, text, fix, each)
 
 
 def _width(case: _Case) -> _Found | None:
@@ -289,16 +320,18 @@ def _below_best(case: _Case, what: str, each: Sequence[str], firmware: str) -> _
     if not case.over_pcie or not each:
         return None
     slower = case.link.state is PeerState.SLOW
-    text = f"{what}{', for copies through host memory too' if slower else ''}: {', '.join(each)}"
+    text = f"{what}{', for copies through host memory too' if slower else ''}: "
     fix = f"reseat the card and its riser, try another slot, and {firmware}"
-    return Certainty.POSSIBLE if slower else Certainty.CONSISTENT, text, fix
+    return _Found(Certainty.POSSIBLE if slower else Certainty.CONSISTENT, text, fix, tuple(each))
 
 
 def _sockets(case: _Case) -> _Found | None:
     if case.label != "SYS":
         return None
     text = "the path crosses the link between two CPU sockets (SYS), which carries peer traffic slowly"
-    return Certainty.CONSISTENT, text, "export NCCL_P2P_LEVEL=PHB, and compare; or GPUs of one socket"
+    return _Found(
+        Certainty.CONSISTENT, text, "compare, or take GPUs of one socket", command="export NCCL_P2P_LEVEL=PHB"
+    )
 
 
 def _virtual_machine(case: _Case) -> _Found | None:
@@ -307,7 +340,7 @@ def _virtual_machine(case: _Case) -> _Found | None:
     maker = case.facts.host.hypervisor or f"GPU {case.facts.driver.virtualization}"
     text = f"this is a virtual machine ({maker}): it sees no PCIe switches, and its host isolates the GPUs"
     fix = f"on the host, for QEMU: x-nv-gpudirect-clique=0 for both GPUs, and ACS off between them; inside it {_NO_FIX}"
-    return Certainty.POSSIBLE, text, fix
+    return _Found(Certainty.POSSIBLE, text, fix)
 
 
 # What NCCL was told, and what a container leaves it.
@@ -330,7 +363,9 @@ def _variable(case: _Case) -> _Found | None:
     text = (
         f"{name}={value} is set{f' in {files[0]}' if files else ''}: NCCL takes {case.link.nccl}, though P2P delivers"
     )
-    return Certainty.CONSISTENT, text, f"remove {name} from {files[0]}" if files else f"unset {name}"
+    if files:
+        return _Found(Certainty.CONSISTENT, text, f"remove {name} from {files[0]}")
+    return _Found(Certainty.CONSISTENT, text, command=f"unset {name}")
 
 
 def _within(label: str, level: str) -> bool:
@@ -344,7 +379,7 @@ def _default_level(case: _Case) -> _Found | None:
     if _variable(case) or not case.over_pcie or case.label in _NEAR:
         return None
     text = f"NCCL does not use P2P over this distance ({case.label}) by itself: it takes {case.link.nccl}"
-    return Certainty.POSSIBLE, text, "export NCCL_P2P_LEVEL=SYS, and compare with collbench allreduce"
+    return _Found(Certainty.POSSIBLE, text, "compare with collbench allreduce", command="export NCCL_P2P_LEVEL=SYS")
 
 
 def _no_shared_memory(case: _Case) -> _Found | None:
@@ -353,7 +388,7 @@ def _no_shared_memory(case: _Case) -> _Found | None:
     text = f"NCCL_SHM_DISABLE=1 is set: without P2P, NCCL takes {case.link.nccl} even on this host"
     if case.variables.get("NCCL_IB_DISABLE", "").strip() == "1":
         text += ", and NCCL_IB_DISABLE=1 leaves it no InfiniBand"
-    return Certainty.CONSISTENT, text, "unset NCCL_SHM_DISABLE"
+    return _Found(Certainty.CONSISTENT, text, command="unset NCCL_SHM_DISABLE")
 
 
 def _shared_memory(case: _Case) -> _Found | None:
@@ -368,7 +403,7 @@ def _shared_memory(case: _Case) -> _Found | None:
     text = (
         f"NCCL fails, and {where} has only {free} of {total} shared memory left, which NCCL needs where it uses no P2P"
     )
-    return Certainty.CONSISTENT, text, "docker run --ipc=host, or --shm-size=1g"
+    return _Found(Certainty.CONSISTENT, text, "docker run --ipc=host, or --shm-size=1g")
 
 
 def _states(*states: PeerState) -> Callable[[_Case], bool]:
@@ -381,6 +416,8 @@ def _unused(case: _Case) -> bool:
 
 
 _BROKEN = tuple(state for state in PeerState if state.is_broken)
+# Where the driver offers none nothing is wrong.
+_FROM_THE_WORST = (*(state for state in PeerState if state is not PeerState.NONE), PeerState.NONE)
 _ON_THE_WAY = (*_BROKEN, PeerState.SLOW)
 _BELOW_BEST = ("PCIe width", "PCIe generation")
 # Each cause with what links show that have it. Of causes that nothing else tells apart the first one is named first: a
@@ -410,10 +447,20 @@ def held_back(peer_map: PeerMap, every: Sequence[PeerCause]) -> tuple[PeerCause,
     return tuple(cause for cause in every if cause.name in _BELOW_BEST and works.issuperset(cause.links))
 
 
+_MEANWHILE = "export NCCL_P2P_DISABLE=1"
+
+
 def workarounds(peer_map: PeerMap) -> Iterator[str]:
-    """Yield what lets jobs run meanwhile; nothing if no link is broken or slower than the host's memory."""
+    """Yield a command that lets jobs run meanwhile, and a remark; nothing if no link is broken or slower than the host.
+
+    The command can be pasted into a shell.
+    """
     if any(link.state.is_broken for link in peer_map.links):
-        yield "NCCL_P2P_DISABLE=1 for jobs with NCCL (slower: all data goes through host memory)"
-        yield "vLLM, SGLang: --disable-custom-all-reduce as well, because their own kernels use P2P without NCCL"
+        yield _MEANWHILE
+        yield (
+            "NCCL then sends all data through host memory, which is slower; vLLM, SGLang: --disable-custom-all-reduce "
+            "as well, because their own kernels use P2P without NCCL"
+        )
     elif any(link.state is PeerState.SLOW for link in peer_map.links):
-        yield "NCCL_P2P_DISABLE=1 for jobs with NCCL on slow links, and compare: all data then goes through host memory"
+        yield _MEANWHILE
+        yield "compare jobs on slow links: NCCL then sends all data through host memory"

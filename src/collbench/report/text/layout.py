@@ -108,7 +108,7 @@ Part: TypeAlias = Text | Table | Found
 
 # A page has two lengths: the short one fits a screen; --verbose shows what it leaves out.
 
-SECTIONS = ("header", "health", "labels", "matrices", "tables", "tails", "tiers", "fits", "verdicts", "notes")
+SECTIONS = ("header", "health", "labels", "matrices", "tables", "tails", "tiers", "fits", "verdicts", "causes", "notes")
 
 
 @dataclass(frozen=True, slots=True)

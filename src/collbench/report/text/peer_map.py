@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any
 
 from rich.text import Text
@@ -26,9 +27,9 @@ from collbench.model.peer_map import (
     PeerState,
 )
 from collbench.model.run import Device, PeerStatus, tags
-from collbench.model.units import STAGED_FASTER, abridged, amount, figure, fixed, verb
+from collbench.model.units import STAGED_FASTER, abridged, amount, figure, fixed, span, verb
 from collbench.report.sentences import failure, wrong_data
-from collbench.report.text.layout import Lines, Part, table
+from collbench.report.text.layout import Lines, Page, Part, short, table, whole
 from collbench.runfile.codec import document, head, picked
 
 # In JSON with an underscore.
@@ -39,6 +40,8 @@ _WORDS = {
     THROUGH_HOST: "via host",
 }
 _MAX_LINKS = 4
+_MAX_ROWS = 12  # as four GPUs have
+_FEW = 2  # links of a row that has their names
 
 
 def status(peer_map: PeerMap, every: Sequence[PeerCause] = ()) -> ExitStatus:
@@ -81,13 +84,20 @@ def _contradicted(peer_map: PeerMap) -> list[Link]:
     ]
 
 
-def page(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
-    """Yield the answer, the links, what went wrong, and the causes with their fixes."""
+def page(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
+    """Yield the answer with its first cause and what to do, the links, what went wrong, and further causes.
+
+    The short page has one row for links that show the same, if they are many.
+    """
     yield Lines(f"answer    {answer(peer_map, every)}")
+    yield from map(Lines, _to_do(peer_map, every))
     yield Text("")
-    yield _links(peer_map)
+    if len(peer_map.links) > _MAX_ROWS:
+        yield from (*short(_folded(peer_map)), *whole("tables", _links(peer_map)))
+    else:
+        yield _links(peer_map)
     yield Text("")
-    yield from map(Lines, _explained(peer_map, every))
+    yield from _explained(peer_map, every)
     where = f"SIMULATED machine '{peer_map.fabric}'" if peer_map.fabric else peer_map.hostname
     compared = "nothing was copied or compared" if peer_map.fabric else "every byte was compared"
     count = amount(len(peer_map.links), "link")
@@ -96,14 +106,16 @@ def page(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
     yield Lines(f"examined  {note}; docs/p2p.md")
 
 
-def part(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
+def part(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
     """Yield what the page of `check` has of it: the answer, and what went wrong with causes and fixes.
 
     That the driver offers none for some links needs no explanation there.
     """
     yield Lines(f"p2p       {answer(peer_map, every)}")
     if status(peer_map, every) is not ExitStatus.DONE or _unused(peer_map):
-        yield from map(Lines, _explained(peer_map, _concerned(peer_map, every)))
+        concerned = _concerned(peer_map, every)
+        yield from map(Lines, _to_do(peer_map, concerned))
+        yield from _explained(peer_map, concerned)
 
 
 def finding(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
@@ -122,27 +134,91 @@ def _concerned(peer_map: PeerMap, every: Sequence[PeerCause]) -> list[PeerCause]
     return [cause for cause in every if offered.intersection(cause.links) or peer_map.nccl_failure]
 
 
-def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
-    """Yield what went wrong, causes, fixes: lines of a name and a sentence."""
+def _is_wrong(state: PeerState) -> bool:
+    """Return whether a cause is sought for what a link shows: not for an answer that a busy host does not give."""
+    return state.is_broken or state in (PeerState.REFUSED, PeerState.SLOW)
+
+
+def _first(peer_map: PeerMap, every: Sequence[PeerCause]) -> PeerCause | None:
+    """Return the surest cause of the worst that links show; None if it has none."""
+    states = {link.devices: link.state for link in peer_map.links}
+    worst = min(states.values(), key=list(PeerState).index)
+    explains = (cause for cause in every if not _is_wrong(worst) or worst in {states[link] for link in cause.links})
+    return next(explains, None)
+
+
+def _to_do(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
+    """Yield the surest cause of the worst that links show, and what to do; what can be pasted comes first."""
+    meanwhile = [f"meanwhile {text}" for text in workarounds(peer_map)]
+    cause = _first(peer_map, every)
+    if cause is not None:
+        yield _reason(cause, peer_map)
+    elif any(_is_wrong(link.state) for link in peer_map.links):
+        yield "cause     not known: nothing that was read of this machine is known to have this effect"
+    if cause is None or not cause.command:
+        yield from meanwhile
+    if cause is not None:
+        yield from _remedy(cause)
+        yield from meanwhile if cause.command else []
+
+
+def _remedy(cause: PeerCause) -> Iterator[str]:
+    yield f"fix       {cause.command or cause.further}"
+    if cause.command and cause.further:
+        yield f"then      {cause.further}"
+
+
+def _reason(cause: PeerCause, peer_map: PeerMap) -> str:
+    return f"cause     {cause.name} ({cause.certainty}; {_names(cause.links, peer_map)}): {cause.text}"
+
+
+def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
+    """Yield what went wrong and the causes that follow the first: lines of a name and a sentence.
+
+    On the short page links that failed alike have one line, and causes for which an earlier one stands only a name.
+    """
     devices = peer_map.devices
+    failed: dict[tuple[PeerState, str], list[tuple[Link, str]]] = {}
     for link in peer_map.links:
         if told := [crossing for crossing in map(link.of, BY_PEER_ACCESS) if crossing and crossing.state in _TOLD]:
             ways = ", ".join(dict.fromkeys(_WORDS[crossing.work] for crossing in told))
-            yield f"trouble   {_link(link.devices, devices)} ({ways}): {_why(told[0], devices)}"
+            failed.setdefault((told[0].state, ways), []).append((link.devices, _why(told[0], devices)))
+    for (_, ways), links in failed.items():
+        names = _names([link for link, _ in links], peer_map)
+        example = f"{_link(links[0][0], devices)}: " if len(links) > 1 else ""
+        yield from short(Lines(f"trouble   {names} ({ways}): {example}{links[0][1]}"))
+        every_link = (Lines(f"trouble   {_link(link, devices)} ({ways}): {why}") for link, why in links)
+        yield from whole("tables", *every_link)
     if peer_map.together is not None:
         why = failure(peer_map.together, devices)
-        yield f"trouble   all GPUs in one process: {why}; each link had a process of its own"
+        yield Lines(f"trouble   all GPUs in one process: {why}; each link had a process of its own")
     if lost := _host_trouble(peer_map):
-        links = _names([link for link, _ in lost], peer_map)
-        yield f"trouble   through the host, {links}: {_why(lost[0][1], devices)}"
+        links_lost = _names([link for link, _ in lost], peer_map)
+        yield Lines(f"trouble   through the host, {links_lost}: {_why(lost[0][1], devices)}")
     if peer_map.nccl_failure is not None:
-        yield f"NCCL      all-to-all: {_trouble(peer_map.nccl_failure, devices)}"
+        yield Lines(f"NCCL      all-to-all: {_trouble(peer_map.nccl_failure, devices)}")
     if others := _contradicted(peer_map):
-        yield f"reported  {_DIFFER}{_names(others, peer_map)}"
+        yield Lines(f"reported  {_DIFFER}{_names(others, peer_map)}")
+    yield from _further(peer_map, every)
+
+
+def _further(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
+    """Yield the causes that follow the first; on the short page only the names of those of links already explained."""
+    first = _first(peer_map, every)
+    explained = set(first.links if first else ())
+    names: list[str] = []
     for cause in every:
-        yield f"cause     {cause.name} ({cause.certainty}; {_names(cause.links, peer_map)}): {cause.text}"
-        yield f"fix       {cause.fix}"
-    yield from (f"meanwhile {text}" for text in workarounds(peer_map))
+        if cause is first:
+            continue
+        lines = [*map(Lines, (_reason(cause, peer_map), *_remedy(cause)))]
+        if explained.issuperset(cause.links):
+            names.append(f"{cause.name} ({cause.certainty})")
+            yield from whole("causes", *lines)
+        else:
+            explained.update(cause.links)
+            yield from lines
+    if names:
+        yield from short(Lines(f"or        {', '.join(names)}"))
 
 
 def answer(peer_map: PeerMap, every: Sequence[PeerCause] = ()) -> str:
@@ -243,20 +319,60 @@ def _unused(peer_map: PeerMap) -> list[Link]:
 
 
 def _links(peer_map: PeerMap) -> Part:
+    return _rows(peer_map, [[link] for link in peer_map.links])
+
+
+def _folded(peer_map: PeerMap) -> Part:
+    """Return the table with one row for links that show the same, and what differs from most first."""
+    alike: dict[tuple[str, ...], list[PeerLink]] = {}
+    for link in peer_map.links:
+        alike.setdefault(_shown_alike(link, peer_map), []).append(link)
+    apart = (part for group in alike.values() for part in _by_rate(group))
+    return _rows(peer_map, sorted(apart, key=lambda group: (list(PeerState).index(group[0].state), len(group))))
+
+
+def _by_rate(group: Sequence[PeerLink]) -> Iterator[list[PeerLink]]:
+    """Yield links that show the same apart from those of them that are slower by as much as decides elsewhere."""
+    usual = {
+        work: median(rates)
+        for work in WAYS
+        if (rates := [crossing.gbs for link in group if (crossing := link.of(work)) and crossing.gbs])
+    }
+
+    def is_slower(link: PeerLink) -> bool:
+        crossings = [crossing for work in WAYS if (crossing := link.of(work)) and crossing.gbs]
+        return any((crossing.gbs or 0.0) * STAGED_FASTER < usual[crossing.work] for crossing in crossings)
+
+    slower = [*filter(is_slower, group)]
+    yield from filter(None, (slower, [link for link in group if link not in slower]))
+
+
+def _rows(peer_map: PeerMap, groups: Sequence[Sequence[PeerLink]]) -> Part:
     rows = (
         (
-            _link(link.devices, peer_map.devices),
-            path.label if (path := peer_map.path(link.devices)) else labels.UNKNOWN,
-            "yes" if link.cuda else "no",
-            _reported(link),
-            *(_cell(link.of(work)) for work in WAYS),
-            link.nccl.partition("/")[0] or "-",
+            amount(len(group), "link") if len(group) > _FEW else _names([link.devices for link in group], peer_map),
+            *_told(group[0], peer_map),
+            *(_cell([link.of(work) for link in group]) for work in WAYS),
+            group[0].nccl.partition("/")[0] or "-",
         )
-        for link in peer_map.links
+        for group in groups
     )
     ways = ("write", "read", "copy", "host")
     heads = ("sim link" if peer_map.fabric else "link", "label", "CUDA", "rwnap", *ways, "NCCL")
     return table(*heads, rows=rows, left={*heads} - {*ways})
+
+
+def _told(link: PeerLink, peer_map: PeerMap) -> tuple[str, str, str]:
+    """Return what the tools and the driver say of a link: label, CUDA, rwnap."""
+    path = peer_map.path(link.devices)
+    return path.label if path else labels.UNKNOWN, "yes" if link.cuda else "no", _reported(link)
+
+
+def _shown_alike(link: PeerLink, peer_map: PeerMap) -> tuple[str, ...]:
+    """Return all that a row shows but rates."""
+    crossings = map(link.of, WAYS)
+    states = (str(crossing.state) if crossing and crossing.gbs is None else "" for crossing in crossings)
+    return (link.state, *_told(link, peer_map), *states, link.nccl.partition("/")[0])
 
 
 def _reported(link: PeerLink) -> str:
@@ -266,12 +382,13 @@ def _reported(link: PeerLink) -> str:
     return str(different.pop()) if len(different) == 1 else " ".join(str(said or "-") for said in answers)
 
 
-def _cell(crossing: Crossing | None) -> str:
-    if crossing is None:
-        return "-"
-    if crossing.state is not PeerState.WORKS:
-        return str(crossing.state)
-    return "works" if crossing.gbs is None else figure(crossing.gbs)
+def _cell(alike: Sequence[Crossing | None]) -> str:
+    """Return what alike links show by one way: their rates, or what all of them do."""
+    rates = [crossing.gbs for crossing in alike if crossing and crossing.gbs is not None]
+    first = alike[0]
+    if rates:
+        return span(rates, figure, "-")
+    return str(first.state) if first else "-"
 
 
 def _link(link: Link, devices: Sequence[Device]) -> str:
@@ -279,8 +396,11 @@ def _link(link: Link, devices: Sequence[Device]) -> str:
 
 
 def _names(links: Sequence[Link], peer_map: PeerMap) -> str:
+    """Return the links by name, as all of them, or as those of the one GPU that many have in common."""
     if len(links) == len(peer_map.links) > 2:
         return f"all {len(links)} links"
+    if len(links) > _MAX_LINKS and len(common := set[int](links[0]).intersection(*links)) == 1:
+        return f"{len(links)} links of {peer_map.devices[common.pop()].tag}"
     return abridged([_link(link, peer_map.devices) for link in links], _MAX_LINKS)
 
 

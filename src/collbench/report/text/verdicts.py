@@ -18,7 +18,7 @@ from collbench.report import sentences
 from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim, unhealthy_lines
 from collbench.report.text.frame import not_judged as not_judged_line
-from collbench.report.text.layout import Found, Lines, Page, Part, both, more, prose, short, whole
+from collbench.report.text.layout import Block, Found, Lines, Page, Part, both, more, prose, short, whole
 from collbench.runfile.codec import document, head, picked
 
 _STYLES = {
@@ -39,7 +39,7 @@ _MAX_NAMES = 4  # of pairs
 _MAX_EXPLAINED, _MAX_NAMED = 3, 8
 
 
-def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part] = ()) -> Page:
+def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part | Block] = ()) -> Page:
     """Yield the page's blocks, top to bottom.
 
     The short page has only faults, and explains only the first of them. `shortfall` is what --expect misses, `further`
