@@ -291,7 +291,8 @@ def test_the_name_may_stand_in_the_file_and_others_have_no_figure(program: Progr
     assert "reference all-reduce busbw 311.4 GB/s at 64M: H200 behind NVSwitches, 4 ranks" in found
     other = program("select", "4", "--topology", "both.txt", "--gpu", "RTX 4090").out
     assert "reference none for 4 × RTX 4090 with such links: labels have an order, not a rate" in other
-    names = "A100, B200, B300, GB200, GB300, H100, H200, P100, RTX 4090, RTX 5090, RTX PRO 6000, V100"
+    names = "A100, B200, B300, GB200, GB300, H100, H200, P100, RTX 2080 Ti, RTX 4090, RTX 5090, RTX A6000, "
+    names += "RTX PRO 6000, V100"
     for unknown, near in (("Banana", ""), ("4", ""), ("rtx4090", "; nearest: RTX 4090, RTX 5090")):
         refused = program("select", "4", "--topology", "both.txt", "--gpu", unknown)
         assert (refused.status, refused.out) == (2, "")

@@ -66,6 +66,8 @@ KINDS = [
     ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell"),
     ("NVIDIA GeForce RTX 5090", "RTX 5090"),
     ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+    ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
+    ("NVIDIA RTX A6000", "RTX A6000"),
 ]
 
 
@@ -92,7 +94,7 @@ def test_each_kind_that_was_asked_for_has_figures(kind: str) -> None:
 
 # A document that somebody can open: a repository at a commit and a file in it, an issue, or a manual.
 SOURCE = re.compile(
-    r"[\w-]+/[\w-]+ [0-9a-f]{7}, [\w./-]+(, ('[^']+'( and '[^']+')*|conf/[\w.]+))?"
+    r"[\w-]+/[\w.-]+ [0-9a-f]{7}, [\w./-]+(, ('[^']+'( and '[^']+')*|conf/[\w.]+))?"
     r"|github\.com/[\w-]+/[\w-]+/issues/\d+( \(NVIDIA's answer\))?"
     r"|Dell, [\w ,.]+, table \d+"
 )

@@ -121,7 +121,7 @@ def load() -> tuple[Figure, ...]:
 
 def gpu_names() -> tuple[str, ...]:
     """Return the short names of the GPUs that the figures are of, as they begin their machine's words: "RTX 4090"."""
-    first = (re.match(r"(?:\d+ × )?((?:RTX (?:PRO )?)?\w+)", figure.machine) for figure in load())
+    first = (re.match(r"(?:\d+ × )?((?:RTX (?:PRO )?)?\w+(?: Ti)?)", figure.machine) for figure in load())
     return tuple(sorted({words[1] for words in first if words}))
 
 
