@@ -278,6 +278,9 @@ def test_with_the_gpus_name_the_figures_come_from_the_references(
         values = [value for row in published for value in row if value]
         assert all(any(gbs == pytest.approx(value) for value in values) for gbs in one["gbs"] if gbs is not None)
         assert set(one["sources"]) <= {row["source"] for row in rows}
+        assert one["origins"] == len({source.split()[0].rstrip(",") for source in one["sources"]})
+        assert one["band"][0] == pytest.approx(one["gbs"][0] * (0.95 if one["gbs"][1] else 1.0))
+        assert one["band"][1] == (one["gbs"][1] and pytest.approx(one["gbs"][1] * 1.05))
     page = program(*args).out
     assert all(one["sources"][0] in page for one in shown)
 
@@ -288,7 +291,10 @@ def test_the_name_may_stand_in_the_file_and_others_have_no_figure(program: Progr
     Path("both.txt").write_text(f"{listed}\n{matrix}", encoding="utf-8")
     found = program("select", "4", "--topology", "both.txt").out
     assert found.splitlines()[0] == "GPU0, GPU1, GPU2, GPU3 (NVIDIA H200)"
-    assert "reference all-reduce busbw 311.4 GB/s at 64M: H200 behind NVSwitches, 4 ranks" in found
+    assert (
+        "reference all-reduce busbw 311.4 GB/s (band 295.8 to 327.0, 1 source) at 64M: H200 behind NVSwitches, 4 ranks"
+        in found
+    )
     other = program("select", "4", "--topology", "both.txt", "--gpu", "RTX 4090").out
     assert "reference none for 4 × RTX 4090 with such links: labels have an order, not a rate" in other
     names = "A100, B200, B300, GB200, GB300, H100, H200, P100, RTX 2080 Ti, RTX 4090, RTX 5090, RTX A6000, "

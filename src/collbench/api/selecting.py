@@ -209,4 +209,6 @@ def _published(name: str, labels: Sequence[str], request: SelectRequest) -> Iter
         ends = [end for span in reference.sources.values() for end in span]
         gbs = (min(ends), max(ends)) if ends else reference.band
         machine, state = reference.figure.machine, reference.figure.nvls
-        yield Published(gbs, size_bytes, machine, state, tuple(dict.fromkeys(figure.source for figure in there)))
+        origins = len({figure.origin for figure in there})
+        sources = tuple(dict.fromkeys(figure.source for figure in there))
+        yield Published(gbs, reference.band, origins, size_bytes, machine, state, sources)

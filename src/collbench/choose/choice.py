@@ -253,11 +253,14 @@ class Finalist:
 class Published:
     """What healthy machines of this kind reach with as many devices and such labels: all-reduce busbw in GB/s.
 
-    `gbs` are the lowest and the highest published figure; the highest is None where an acceptance test asks for the
-    lowest. `nvls` is "on" or "off" where NVLink SHARP matters.
+    `gbs` are the lowest and the highest published figure, `band` is what is normal by them; the highest is None where
+    an acceptance test asks for the lowest. `sources` are places in documents, of `origins` authors. `nvls` is "on" or
+    "off" where NVLink SHARP matters.
     """
 
     gbs: tuple[float, float | None]
+    band: tuple[float, float | None]
+    origins: int
     size_bytes: int
     machine: str
     nvls: str | None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from collbench.choose.choice import Finalist, Origin, Selection
 from collbench.model.operations import Operation
-from collbench.model.units import DELTA, TELLING_BYTES, amount, capped, columns, fixed, format_size, span, verb
+from collbench.model.units import DELTA, TELLING_BYTES, amount, capped, columns, figure, fixed, format_size, span, verb
 from collbench.report.prose import filled, named
 
 # On the short page.
@@ -73,11 +73,13 @@ def _published(selection: Selection) -> Iterator[str]:
         return
     names = " and ".join(sorted({device.name for device in selection.devices}))
     for published in selection.published:
-        low, high = published.gbs
-        rates = f"at least {fixed(low)}" if high is None else span((low, high), fixed, "–")
+        (low, high), (normal, most) = published.gbs, published.band
+        rates = f"at least {fixed(low)} GB/s" if high is None else f"{span((low, high), fixed, '–')} GB/s"
+        band = "" if most is None else f"band {figure(normal)} to {figure(most)}, "
+        rates += f" ({band}{amount(published.origins, 'source')})"
         state = f", NVLS {published.nvls}" if published.nvls else ""
         where = f"{published.machine}, {len(selection.devices)} ranks{state} ({'; '.join(published.sources)})"
-        yield f"reference all-reduce busbw {rates} GB/s at {format_size(published.size_bytes)}: {where}"
+        yield f"reference all-reduce busbw {rates} at {format_size(published.size_bytes)}: {where}"
     if not selection.published:
         whose = f" for {len(selection.devices)} × {names} with such links" if names else ""
         advice = "" if names else "; --gpu NAME shows what such GPUs reach"
