@@ -22,7 +22,7 @@ from collbench.cli.terminal import NOTICES, echo, is_json, leaving, say, show_pa
 from collbench.judge.outcome import outcome, timed_points
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
-from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, Interrupted
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, ExitStatus, Interrupted
 from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import amount, parse_budget, parse_precision, verb
@@ -171,9 +171,9 @@ def _measured_in(
 ) -> Diagnosis:
     """Measure a session to its end, print its run, say where it is saved, and return what it means.
 
-    If something interrupts it, what was measured is saved, and the error says where; wrong data is printed, too, as
-    the run's failure, but not in nccl-tests' text, which has no rows of such a run. `page` is the module that prints
-    the run; `begun` gets the session once it is open.
+    If something interrupts it, what was measured is saved, and the error says where; wrong data and a hang are printed,
+    too, as the run's failure, but not in nccl-tests' text, which has no rows of such a run. `page` is the module that
+    prints the run; `begun` gets the session once it is open.
     """
     with reporting_what_is_saved(begun), open_session() as session:
         begun.append(session)
@@ -183,13 +183,13 @@ def _measured_in(
         _load_page(session.run, layout)
         try:
             session.measure()
-        except DataCorruption:
+        except (DataCorruption, BackendError) as error:
             from collbench.report.text.frame import headline
 
-            if headline(wrong := run_file.again(session.run)):
+            if headline(ended := run_file.again(session.run)):
                 if layout == TABLE:
-                    show_run(Diagnosis(wrong), layout, file)
-                if session.failure is None:
+                    show_run(Diagnosis(ended), layout, file)
+                if session.failure is None and isinstance(error, DataCorruption):  # of others the error has the file
                     _report_file(session.path, layout)
             raise
         diagnosis = Diagnosis(session.run)
