@@ -167,7 +167,8 @@ def latency(request: Request, *, of_inference: bool, **_shared: Any) -> Request:
 
     --collectives times what tensor-parallel inference sends: all-reduces over all GPUs, in CUDA graphs and launched one
     by one, on ordinary, registered and symmetric memory. The page says which memory is fastest, what the all-reduces of
-    a token cost, and what vLLM's custom all-reduce takes on such a machine, where that is published.
+    a token cost, and what vLLM's custom all-reduce takes on such a machine, where that is published. For fewer ranks
+    name their GPUs: --devices 0,1.
 
     \b
     Examples:
