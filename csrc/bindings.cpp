@@ -34,9 +34,8 @@ void set_attributes(py::object& instance, const DataError& error) {
 
 // An exception with the error's members as attributes.
 template <class Error>
-void register_error(py::module_& module, const char* name) {
-  static PyObject* type =
-      PyErr_NewException(("collbench._native." + std::string(name)).c_str(), PyExc_RuntimeError, nullptr);
+PyObject* register_error(py::module_& module, const char* name, PyObject* base = PyExc_RuntimeError) {
+  static PyObject* type = PyErr_NewException(("collbench._native." + std::string(name)).c_str(), base, nullptr);
   module.attr(name) = py::handle(type);
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
@@ -47,13 +46,15 @@ void register_error(py::module_& module, const char* name) {
       PyErr_SetObject(type, instance.ptr());
     }
   });
+  return type;
 }
 
 void bind_errors(py::module_& module) {
   py::register_exception<LibraryError>(module, "LibraryError", PyExc_RuntimeError);
   register_error<CudaError>(module, "CudaError");
   register_error<NcclError>(module, "NcclError");
-  register_error<HangError>(module, "HangError");
+  PyObject* hang = register_error<HangError>(module, "HangError");
+  register_error<LateError>(module, "LateError", hang);  // after it: the last one that is registered is tried first
   register_error<PolicyError>(module, "PolicyError");
   register_error<DataError>(module, "DataError");
 }

@@ -24,11 +24,13 @@ class BlockingKernel {
     gpu.launch(stream, Kernel::block_stream, 1, 1, latch, ticket_, kHostTimeoutNanoseconds, latch + 1);
   }
   void unblock() { gpus_.latch()[0] = ticket_; }
-  // Throws HangError when one timed out before unblock(): the batch's time then contains launch time.
+  // Throws LateError when one timed out before unblock(): the batch's time then contains launch time.
   static void check_timeout(Gpus& gpus) {
     if (gpus.latch()[1] == 0) return;
     gpus.latch()[1] = 0;
-    throw HangError("the work behind a blocking kernel took more than 4 s to queue: the driver waits for the device");
+    throw LateError(
+        "the work behind a blocking kernel took more than 4 s to queue: the driver waits for the device, or this "
+        "process was stopped");
   }
 
  private:

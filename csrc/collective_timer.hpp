@@ -62,7 +62,7 @@ class CommonStart {
   void queued() {
     queued_.arrive([&] { blocking_.unblock(); });
   }
-  // After the job: throws HangError where a stream went on too early.
+  // After the job: throws LateError where a stream went on too early.
   void check() const { BlockingKernel::check_timeout(gpus_); }
 
  private:

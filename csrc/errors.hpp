@@ -34,6 +34,12 @@ struct HangError : DeviceError {
   using DeviceError::DeviceError;
 };
 
+// The device did not wait any longer for the host to queue work, because a call waited for the device, or because this
+// process was stopped or the machine suspended.
+struct LateError : HangError {
+  using HangError::HangError;
+};
+
 // The kernel refuses memory on the NUMA node that was asked for.
 struct PolicyError : DeviceError {
   using DeviceError::DeviceError;

@@ -68,7 +68,7 @@ ClockReading read_clock(const DeviceThreads& threads, const Gpu& gpu, double dea
       threads.throw_if_failed();
       const CUresult result = library_call(driver().cuStreamQuery)(gpu.stream());
       if (result == kCudaSuccess && !answered())
-        throw HangError("GPU " + std::to_string(gpu.ordinal) + " gave up before the host had asked it for the time");
+        throw LateError("GPU " + std::to_string(gpu.ordinal) + " gave up before the host had asked it for the time");
       if (result != kCudaSuccess && result != kCudaNotReady)
         throw_cuda(result, "cuStreamQuery(stream)", __FILE__, __LINE__);
     };

@@ -15,6 +15,8 @@ class NcclError(RuntimeError):
 class HangError(RuntimeError):
     position: int
 
+class LateError(HangError): ...
+
 class PolicyError(RuntimeError):
     position: int
 

@@ -13,7 +13,8 @@
 //   FAKE_ILL_FROM=0 (looks at a GPU's health until these begin, by GPU): FAKE_THROTTLE=0 (bits of nvml.h)
 //   FAKE_TEMPERATURE=30 (°C)   FAKE_VISITOR=0 (pid of one more process)   FAKE_ECC=0   FAKE_NVLINK_ERRORS=0
 //   FAKE_WORKER=0 (pid of our own process as a container's host numbers it)
-//   FAKE_FAIL=function:code:nth,…   FAKE_HANG=operation (its name; copy:0>1 between two GPUs)   FAKE_BLOCK_EXPIRES=1
+//   FAKE_FAIL=function:code:nth,…   FAKE_HANG=operation (its name; copy:0>1 between two GPUs)
+//   FAKE_BLOCK_EXPIRES=nth (blocking kernel; 0: each)
 //   FAKE_LOG=file FAKE_INTERRUPT=function=nth (that call sends FAKE_SIGNAL=2, SIGINT, to its process, or to its parent
 //   under FAKE_SIGNAL_PARENT=1)   FAKE_STUCK=function=nth (that call never returns)   FAKE_ONCE=file (fail, interrupt
 //   or stick in one process of all that share the file)

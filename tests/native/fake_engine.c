@@ -118,6 +118,12 @@ static bool all_blocked(uint32_t ticket) {
   return true;
 }
 
+// Whether FAKE_BLOCK_EXPIRES says so of this blocking kernel.
+static bool expires(uint32_t ticket) {
+  const char* wish = text_setting("FAKE_BLOCK_EXPIRES", NULL);
+  return wish != NULL && (atoi(wish) == 0 || (uint32_t)atoi(wish) == ticket);
+}
+
 // True once the host has raised the latch. All streams are unblocked at the same moment, that of the latest stream.
 static bool pass_block(Stream* stream) {
   const uint64_t* arguments = stream->first->arguments;
@@ -128,7 +134,7 @@ static bool pass_block(Stream* stream) {
   const bool open = (int32_t)(*latch - ticket) >= 0;
   if (!open && !waited_for(arguments[0])) return false;
   if (!open) fault("GPU %d is waited for behind a blocking kernel", stream->gpu);
-  if (!open || text_setting("FAKE_BLOCK_EXPIRES", NULL) != NULL) *expired = 1;
+  if (!open || expires(ticket)) *expired = 1;
   if (opened_ticket != ticket && !all_blocked(ticket)) return false;
   if (opened_ticket != ticket)
     for (const Stream* other = streams; other != NULL; other = other->next)

@@ -65,6 +65,16 @@ def test_a_fault_costs_its_point_and_is_on_the_page(
     assert done.stdout.startswith(shown.out)
 
 
+@pytest.mark.parametrize("nth", [1, 2, 17, 40, 90])
+def test_a_step_that_began_before_a_stopped_host_had_queued_it_is_measured_again(
+    fakes: Fakes, tmp_path: Path, nth: int
+) -> None:
+    """A blocking kernel waits for 4 s: whoever stops all processes for longer has broken no GPU."""
+    done = _measure(fakes, block_expires=nth)
+    assert done.code == 0, done.stderr
+    assert _failed(tmp_path) == []
+
+
 def test_a_fault_of_concurrent_links_costs_nothing_where_each_link_works_by_itself(
     fakes: Fakes, tmp_path: Path
 ) -> None:

@@ -99,7 +99,7 @@ def test_single_launches_run_on_the_communicators_that_no_graph_holds(fakes: Fak
         ("a stamp is not launched", {"fail": "cuLaunchKernel:719:12"}, "CudaError"),
         ("a rank fails in the background", {"break": "7:1:3"}, "NcclError"),
         ("the GPU never tells the time", {"hang": "tell_time"}, "HangError"),
-        ("a blocking kernel gives up", {"block_expires": 1}, "HangError"),
+        ("a blocking kernel gives up", {"block_expires": 0}, "LateError"),
     ],
 )
 def test_a_failure_has_its_own_kind_and_leaves_no_rank_waiting(

@@ -46,7 +46,7 @@ _FAILED = {
     Cause.NO_BUFFERS: "allocating buffers failed{at}: {detail}",
     Cause.NO_COMMUNICATOR: "creating NCCL communicators failed{at}: {detail}",
     Cause.NO_ANSWER: "hang: no answer{at} within {seconds} s, so the worker process was killed{said}",
-    Cause.STARVED: "no answer within {seconds} s; the host was busy: the worker process could hardly run",
+    Cause.STARVED: "no answer{at} within {seconds} s; the host was busy: the worker process could hardly run{said}",
     Cause.GIVEN_UP: "{step} failed: no answer for {seconds} s: the step was given up",
     Cause.DIED: "crash: the worker process died{at} ({ending}){said}",
     Cause.ENDING: "crash: the worker process closed its pipe and is exiting",

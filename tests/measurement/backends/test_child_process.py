@@ -107,12 +107,12 @@ def test_silence_counts_while_the_worker_can_run(
     """Slices of 0.25 s until 2 s of silence, of which 10 s at most are spared; of the first nothing is known."""
     clock = iter(range(10**6))
 
-    def scheduled(_: int) -> Scheduled:
+    def scheduled(_: object) -> Scheduled:
         second = next(clock) * SECOND
         return Scheduled(SECOND + int((1 - lost) * second), int(lost * second), ready=True)
 
     monkeypatch.setattr(child_process, "scheduled", scheduled)
-    starvation, left, count = child_process.Starvation(1, 10.0), 2.0, 0
+    starvation, left, count = child_process.Starvation([1], 10.0), 2.0, 0
     while left > 1e-9:
         left -= starvation.silent()
         count += 1

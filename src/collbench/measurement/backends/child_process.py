@@ -8,8 +8,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -18,6 +20,9 @@ from collbench.model.errors import BackendError, Cause, Failure, FailureKind, di
 
 # A process that died closes its pipe first; one that is killed needs a moment to give its memory back.
 EXIT_S = 5.0
+# What an answer may take longer because its process cannot run, as others have the cores. On 2% of a core, beside ten
+# spinning processes in groups of their own, 0.3 s of work took 16 s.
+STARVED_S = 30.0
 _SLICE_S = 0.25
 
 
@@ -68,7 +73,7 @@ class Child:
         Time in which the worker waits for a core, or is stopped, is no silence, for `starved_s` seconds at most. After
         these the failure is no hang, unless the worker ran for most of the time.
         """
-        starvation = Starvation(self.process.pid, starved_s)
+        starvation = Starvation([self.process.pid], starved_s)
         try:
             if not readable([self.pipe], timeout_s, starvation.silent)[0]:
                 raise ChildLost(failure=starvation.failure(timeout_s))
@@ -120,7 +125,7 @@ class Child:
 
 
 class Scheduled(NamedTuple):
-    """How long a process's threads have run and have waited for a core, in ns; 0 where the kernel does not say.
+    """How long threads have run and have waited for a core, in ns; 0 where the kernel does not say.
 
     `ready`: one of them waits for a core or runs, or is stopped. The kernel adds a wait only when it ends.
     """
@@ -130,17 +135,17 @@ class Scheduled(NamedTuple):
     ready: bool
 
     def lost_since(self, before: Scheduled) -> float:
-        """Return the share of the time since then in which the process could not run."""
+        """Return the share of the time since then in which they could not run."""
         ran, waited = (max(0, new - old) for new, old in zip(self[:2], before[:2], strict=True))
         if ran + waited > 0:
             return waited / (ran + waited)
         return 1.0 if self.ready and self.ran > 0 else 0.0
 
 
-def scheduled(process_id: int) -> Scheduled:
-    """Return what the kernel says of a process's threads."""
+def scheduled(process_ids: Sequence[int]) -> Scheduled:
+    """Return what the kernel says of all threads of these processes."""
     ran, waited, states = 0, 0, set[str]()
-    for thread in pathlib.Path(f"/proc/{process_id}/task").glob("*"):
+    for thread in chain.from_iterable(pathlib.Path(f"/proc/{one}/task").glob("*") for one in process_ids):
         with suppress(OSError, ValueError):  # a thread that has just ended
             on_core, in_queue, _ = map(int, (thread / "schedstat").read_text(encoding="ascii").split())
             ran, waited = ran + on_core, waited + in_queue
@@ -149,16 +154,16 @@ def scheduled(process_id: int) -> Scheduled:
 
 
 class Starvation:
-    """How much of the wait for a process's answer is silence: not what it could not run in, up to `most_s` seconds."""
+    """How much of a wait for processes is silence: not the time in which they could not run, up to `most_s` seconds."""
 
-    def __init__(self, process_id: int, most_s: float) -> None:
-        self._process_id, self._most_s = process_id, most_s
+    def __init__(self, process_ids: Sequence[int], most_s: float) -> None:
+        self._process_ids, self._most_s = process_ids, most_s
         self._before: Scheduled | None = None
         self._lost_s = self._spared_s = 0.0
 
     def silent(self) -> float:
         """Return how many seconds of silence the last slice was."""
-        now = scheduled(self._process_id)
+        now = scheduled(self._process_ids)
         lost = _SLICE_S * now.lost_since(self._before) if self._before else 0.0
         spared = min(lost, self._most_s - self._spared_s)
         self._before, self._lost_s, self._spared_s = now, self._lost_s + lost, self._spared_s + spared
@@ -213,9 +218,17 @@ class Background(Generic[Result]):
         except BaseException as error:  # noqa: BLE001  # raised again in `result`
             self._failure = error
 
-    def stand_by(self, timeout_s: float) -> None:
-        """Wait for the end, successful or not, at most this long."""
-        self._thread.join(max(0.0, timeout_s))
+    def stand_by(self, timeout_s: float) -> float:
+        """Wait for the end, successful or not, at most this long, and return the seconds that are left.
+
+        Waits are counted in slices, as in `readable`.
+        """
+        left = timeout_s
+        while self._thread.is_alive() and left > 0:
+            begin, slice_s = time.monotonic(), min(left, _SLICE_S)
+            self._thread.join(slice_s)
+            left -= min(slice_s, time.monotonic() - begin)
+        return left
 
     @property
     def succeeded(self) -> bool:

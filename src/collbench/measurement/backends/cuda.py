@@ -244,12 +244,23 @@ class CudaBackend(Backend):
                 self._collectives.prepare([list(group) for group in groups])
 
     def time(self, step: Step) -> Timing:
-        """Time a step. Raises DataCorruption, StepFailed, UsageError for what NCCL lacks."""
+        """Time a step, twice where the host was late, as one that was stopped. Raises DataCorruption, StepFailed.
+
+        UsageError: NCCL lacks it.
+        """
         doing = f"{step.work} of {format_size(step.size_bytes)}"
         with explained(doing, Cause.REFUSED, self._devices, step, self._ours):
-            if step.work.operation.is_collective:
-                return self._collective(step)
-            return self._chase(step) if step.work.operation is Operation.CHASE else self._copy(step)
+            try:
+                return self._timed(step)
+            except _native.LateError:
+                if not self._alone:  # the other ranks do not repeat it
+                    raise
+                return self._timed(step)
+
+    def _timed(self, step: Step) -> Timing:
+        if step.work.operation.is_collective:
+            return self._collective(step)
+        return self._chase(step) if step.work.operation is Operation.CHASE else self._copy(step)
 
     def _copy(self, step: Step) -> Timing:
         how = {**_COPIES, **_HOST_COPIES}[step.work.operation]

@@ -10,7 +10,7 @@ from typing import cast
 
 from collbench.machine import variables
 from collbench.machine.numa import usable_nodes
-from collbench.measurement.backends.child_process import Child, ChildLost, own_environment
+from collbench.measurement.backends.child_process import STARVED_S, Child, ChildLost, own_environment
 from collbench.measurement.backends.protocol import (
     LONGEST_BATCH_S,
     Answer,
@@ -55,7 +55,7 @@ class Timeouts:
     slowest_rate: float = 1e9
     slowest_network: float = 0.1e9
     copies_s: float = LONGEST_BATCH_S  # for a batch of copies, by the worker's own watch
-    starved_s: float = 30.0  # what an answer may take longer because the worker cannot run: others have the cores
+    starved_s: float = STARVED_S
 
     def for_step(self, step: Step, known_s: float | None, *, network: bool) -> float:
         """Return the seconds for a step; `known_s` is the longest that a step of its kind took, None at first."""

@@ -9,15 +9,16 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from collbench.measurement.backends.child_process import EXIT_S, Child, own_environment, readable
+from collbench.measurement.backends.child_process import EXIT_S, STARVED_S, Child, Starvation, own_environment, readable
 from collbench.model.errors import BackendError, Cause, Failure, FailureKind, MachineError, died
 
 # `import torch` takes 3 s, and tens of seconds from a cold network disk.
 JOIN_S = 120.0
+_BUSY = ": the host was busy, and they could hardly run"
 _NO_WORDS = "it wrote nothing to stderr"
 
 
@@ -140,12 +141,12 @@ def need_torch(doing: str) -> None:
 
 def collected(workers: Sequence[TorchProcess], timeout_s: float) -> list[Any]:
     """Return one reply of each worker, in their order. Raises BackendError once one is lost or time is up."""
-    left = timeout_s
+    left, starvation = timeout_s, Starvation([worker.child.process.pid for worker in workers], STARVED_S)
     replies: dict[int, Any] = {}
     while missing := [worker for worker in workers if worker.rank not in replies]:
-        ready, left = readable([worker.child.pipe for worker in missing], left)
+        ready, left = readable([worker.child.pipe for worker in missing], left, starvation.silent)
         if not ready:
-            raise silence(missing, timeout_s)
+            raise silence(missing, starvation.failure(timeout_s))
         for worker in missing:
             if worker.child.pipe in ready:
                 try:
@@ -155,14 +156,15 @@ def collected(workers: Sequence[TorchProcess], timeout_s: float) -> list[Any]:
     return [replies[worker.rank] for worker in workers]
 
 
-def silence(workers: Sequence[TorchProcess], seconds: float) -> BackendError:
-    """Return the error for workers that did not answer in so many seconds."""
+def silence(workers: Sequence[TorchProcess], failure: Failure) -> BackendError:
+    """Return the error for workers that did not answer."""
     first, numbers = workers[0], ", ".join(str(worker.number) for worker in workers)
     said, devices = first.child.last_line(), tuple(worker.rank for worker in workers)
     return BackendError(
-        f"no answer within {seconds:.0f} s from the {first.kind}s {first.place}s {numbers}, still running and now "
-        f"killed; last output of the first: {said or _NO_WORDS}",
-        failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, devices, seconds=seconds, detail=said),
+        f"no answer within {failure.seconds or 0:.0f} s from the {first.kind}s {first.place}s {numbers}, still running "
+        f"and now killed{_BUSY if failure.kind is FailureKind.BUSY else ''}; last output of the first: "
+        f"{said or _NO_WORDS}",
+        failure=replace(failure, devices=devices, detail=said),
     )
 
 
@@ -171,7 +173,7 @@ def lost(worker: TorchProcess, every: Sequence[TorchProcess]) -> BackendError:
     try:
         worker.child.exit_status(EXIT_S)
     except subprocess.TimeoutExpired:
-        return silence([worker], EXIT_S)
+        return silence([worker], Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=EXIT_S))
     ended = [worker, *(other for other in every if other.child.process.poll() is not None)]
     cause = min(ended, key=lambda other: other.child.process.returncode)  # signals are negative; a tie goes to `worker`
     status, said = cause.child.process.returncode, cause.child.last_line()

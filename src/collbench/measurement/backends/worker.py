@@ -98,7 +98,7 @@ class _Worker:
         # meanwhile: NCCL's start waits for the devices, and a step holds them behind a blocking kernel until it is
         # queued. On 4 × H200 that ended in a timeout of that kernel, after 4 s.
         self._preparation: Background[None] | None = None
-        self._deadline = 0.0  # of what waits for it
+        self._left_s = 0.0  # of how long something waits for it
 
     @property
     def _opened(self) -> Backend:
@@ -128,12 +128,12 @@ class _Worker:
             backend.prepare(groups)
 
         self._preparation = Background(make)
-        self._deadline = time.monotonic() + self._timeout_s
+        self._left_s = self._timeout_s
 
     def ready(self) -> None:
         """Return when the creation of communicators has succeeded, failed, or timed out."""
         if self._preparation is not None:
-            self._preparation.stand_by(self._deadline - time.monotonic())
+            self._left_s = self._preparation.stand_by(self._left_s)
 
     def time(self, step: Step) -> Timing:
         self.ready()
