@@ -59,7 +59,7 @@ FAULTS = [
 ]
 TOGETHER = [
     Cell(fault, noise, sigma)
-    for fault in machines.TOGETHER
+    for fault in (*machines.TOGETHER, *machines.NESTED)
     for noise, sigma in (("normal", 0.003), ("normal", 0.02), ("ceiling", 0.02))
 ]
 SEEN = [

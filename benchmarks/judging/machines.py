@@ -26,6 +26,7 @@ _CARDS = {3: "Tesla V100-PCIE-32GB", 4: "NVIDIA A40", 5: "NVIDIA L40S"}
 _PEERS = PeerReadWrite(PeerStatus.OK, PeerStatus.OK)
 _LINK_GBS, _LINK_REACHED = 25.0, 0.965  # of an NVLink, data rate, and the share that copies reach
 _MEMORY_BYTES = 48 * 2**30
+_SHARES = (0.25, 0.3, 0.5, 0.6)  # of its rate that one of two unequal faults leaves
 
 
 @dataclass(frozen=True)
@@ -274,14 +275,17 @@ def _nvswitch(rng: np.random.Generator, count: int = 0) -> Made:
 def slow_slot(made: Made, rng: np.random.Generator) -> Made | None:
     """A GPU's slot, or its NVSwitch port, runs at half rate: all of its links are slow."""
     gpu = int(rng.integers(made.count))
-    if made.family == "pcie":
-        elements = [f"slot {gpu} in", f"slot {gpu} out"]
-    elif made.family == "nvswitch" and made.count > 2:
-        elements = [f"port {gpu} in", f"port {gpu} out"]
-    else:
-        return None
+    if made.family == "pcie" or (made.family == "nvswitch" and made.count > 2):
+        return _at(made, gpu, 0.5)
+    return None
+
+
+def _at(made: Made, gpu: int, factor: float) -> Made:
+    """Return the machine with a GPU's slot, or its NVSwitch port, at a share of its rate."""
+    part = "port" if made.family == "nvswitch" else "slot"
     links = frozenset(link for link in permutations(range(made.count), 2) if gpu in link)
-    return made.slowed(dict.fromkeys(elements, 0.5), Truth("slow slot", gpu, links, gpus=frozenset((gpu,))))
+    truth = Truth("slow slot", gpu, links, gpus=frozenset((gpu,)))
+    return made.slowed(dict.fromkeys((f"{part} {gpu} in", f"{part} {gpu} out"), factor), truth)
 
 
 def two_slots(made: Made, rng: np.random.Generator) -> Made | None:
@@ -307,7 +311,7 @@ def slow_pair(made: Made, rng: np.random.Generator, factor: float = 0.8) -> Made
     return made.slowed(dict.fromkeys(elements, factor), truth)
 
 
-def slow_switch(made: Made, rng: np.random.Generator) -> Made | None:
+def slow_switch(made: Made, rng: np.random.Generator, factor: float = 0.5) -> Made | None:
     """A PCIe switch's uplink runs at half rate, both ways: what crosses it is slow."""
     switches = sorted({name for name in made.shared if name.startswith("switch")})
     if made.family != "pcie" or len(switches) < 4:
@@ -316,7 +320,24 @@ def slow_switch(made: Made, rng: np.random.Generator) -> Made | None:
     elements = (f"switch {number} up", f"switch {number} down")
     links = frozenset(link for link in permutations(range(made.count), 2) if set(elements) & set(made.routes[link]))
     below = frozenset(gpu for gpu in range(made.count) if elements[0] in made.routes[gpu, None])
-    return made.slowed(dict.fromkeys(elements, 0.5), Truth("slow uplink", None, links, gpus=below))
+    return made.slowed(dict.fromkeys(elements, factor), Truth("slow uplink", None, links, gpus=below))
+
+
+def slots_of_one_switch(made: Made, rng: np.random.Generator) -> Made | None:
+    """Two of eight GPUs, in slots of one PCIe switch at unequal rates: its uplink would slow the same links."""
+    switch = slow_switch(made, rng) if made.count > 4 else None
+    if switch is None:
+        return None
+    for gpu, share in zip(rng.permutation(sorted(switch.truth[0].gpus)), rng.permutation(_SHARES)[:2], strict=False):
+        made = _at(made, int(gpu), float(share))
+    return made
+
+
+def slot_below_uplink(made: Made, rng: np.random.Generator) -> Made | None:
+    """The uplink of a PCIe switch is slow, and a slot below it slower: most links of the slot cross both."""
+    slower, slow = sorted(float(share) for share in rng.permutation(_SHARES)[:2])
+    switch = slow_switch(made, rng, slow) if made.count > 4 else None
+    return switch and _at(switch, int(rng.choice(sorted(switch.truth[0].gpus))), slower)
 
 
 def slow_direction(made: Made, rng: np.random.Generator) -> Made | None:
@@ -541,4 +562,6 @@ SEEN = {
     )
 }
 TOGETHER = {f"{one} and {other}": (one, other) for one, other in _TOGETHER}
+NESTED = {"two unequal slots on one switch": slots_of_one_switch, "slot below its slow uplink": slot_below_uplink}
 FAULTS |= {name: partial(both, faults) for name, faults in (TOGETHER | SEEN).items()}
+FAULTS |= NESTED

@@ -221,6 +221,19 @@ def test_what_all_explanations_share_is_named_without_a_doubt() -> None:
     assert [*map(of, doubtful.either[1])] == [("uplink", (2, 3))]
 
 
+@pytest.mark.parametrize("other", [slot(2), UPLINK])
+def test_the_slower_of_two_faults_below_a_switch_is_named_whichever_the_other_is(other: list[str]) -> None:
+    """GPU3's slot is at a quarter; what else is slow crosses GPU2's slot and the uplink above both."""
+    found = faults(on_tree(slow(*other) | slow(*slot(3), at=0.25)))
+    (sure,) = (verdict for verdict in found if not verdict.cause.either)
+    (doubtful,) = (verdict for verdict in found if verdict.cause.either)
+    every = {frozenset((gpu, other)) for gpu in (2, 3) for other in range(8) if gpu != other}
+    assert of(sure.cause) == ("gpu", (3,))
+    assert {frozenset(pair) for pair in sure.pairs} == {pair for pair in every if 3 in pair}
+    assert {tuple(map(of, parts)) for parts in doubtful.cause.either} == {(("gpu", (2,)),), (("uplink", (2, 3)),)}
+    assert {frozenset(link) for link in doubtful.links} == {pair for pair in every if 3 not in pair}
+
+
 def test_explanations_that_fit_equally_well_are_both_said() -> None:
     """Two slow slots below one switch slow the same copies as its uplink and one of the slots."""
     run = on_tree(slow(*slot(2), *slot(3)))

@@ -109,7 +109,7 @@ class Element:
             for parts in self.either
         )
         causes = tuple(tuple(part.cause(run) for part in parts) for parts in self.either)
-        return Cause(self.part, f"either {one}, or {other}: both explain all slow links", either=causes)
+        return Cause(self.part, f"either {one}, or {other}: both explain these links", either=causes)
 
     def slows(self, host: Reading) -> bool:
         """Return whether a copy between a GPU and host memory crosses it."""
@@ -145,7 +145,7 @@ def likeness(facts: Facts, members: Sequence[int]) -> tuple[object, ...]:
 
 
 def blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Element, ...]:
-    """Return the elements that explain what is slow, by NVLinks or by PCIe; none if nothing needs an explanation."""
+    """Return the elements that explain what is slow, by NVLinks or by PCIe; the sure, then the slowest first."""
     asked = over_nvlink, collective
     if asked not in facts.blamed:  # most rules ask
         facts.blamed[asked] = _blamed(facts, over_nvlink=over_nvlink, collective=collective)
@@ -180,7 +180,9 @@ def _blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Eleme
         ((first, other) for first, other in np.argwhere(fits < best + _UNDECIDED) if first <= other), key=fits.item
     )
     alike = [[candidates[place] for place in dict.fromkeys(both)] for both in places]
-    chosen = sorted({*places[0]}, key=lambda place: predicted[place].sum())
+    typical, plain = np.array([one.typical for one in seen]), np.array([one.kind == _PLAIN for one in seen])
+    slowed_to = np.where(plain & (predicted < 0), typical + predicted, np.inf).min(axis=1)
+    chosen = sorted({*places[0]}, key=lambda place: slowed_to[place])
     return tuple(_undecided(alike)) or tuple(candidates[place] for place in chosen)
 
 
