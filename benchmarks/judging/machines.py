@@ -63,9 +63,15 @@ class Made:
         return [min(self.capacity[e] / users[e] for e in self.routes[transfer]) for transfer in transfers]
 
     def limit(self, members: Sequence[int]) -> float:
-        """Return the limit in GB/s that the tools report for the paths among GPUs, or for one GPU's slot."""
-        limits = [path.theory_gbs for path in self.paths if set(path.devices) <= set(members) and path.theory_gbs]
-        return min(limits) if limits else _SLOT_GBS[self.devices[members[0]].pcie_generation or 3][0]
+        """Return the limit in GB/s that the tools report for the paths among GPUs."""
+        return min(path.theory_gbs for path in self.paths if set(path.devices) <= set(members) and path.theory_gbs)
+
+    def most(self, transfer: tuple[int | None, int | None]) -> float:
+        """Return the limit in GB/s of what a transfer crosses: slots, or else NVLinks."""
+        slots = [int(element.split()[1]) for element in self.routes[transfer] if element.startswith("slot")]
+        if not slots:
+            return self.limit([gpu for gpu in transfer if gpu is not None])
+        return min(_SLOT_GBS[self.devices[gpu].pcie_generation or 3][0] for gpu in slots)
 
     def slowed(self, factors: Mapping[str, float], *truth: Truth) -> Made:
         """Return the machine with elements at a share of their capacity."""

@@ -122,7 +122,7 @@ class MadeBackend(Backend):
     def __init__(self, made: Made, situation: Situation) -> None:
         self._made, self._situation, self._seconds = made, situation, 0.0
         self._rng = situation.noise.rng
-        self._limit = cache(made.limit)  # it is asked for each batch
+        self._most = cache(made.most)  # it is asked for each trial
 
     def devices(self) -> tuple[Device, ...]:
         """Return the GPUs."""
@@ -147,7 +147,8 @@ class MadeBackend(Backend):
         drawn = []
         for members, transfers in zip(step.groups, groups, strict=True):
             slowest = min(next(rates) for _ in transfers)
-            drawn.append(self._batches(step, members, slowest))
+            # No noise makes a transfer faster than what it crosses can be.
+            drawn.append(self._drawn(step, members, slowest, min(map(self._most, transfers))))
         timing = Timing(
             seconds=tuple(drawn), launch_seconds=tuple(1.2 * one[0] for one in drawn) if step.launches else ()
         )
@@ -166,10 +167,6 @@ class MadeBackend(Backend):
             out = step.work.operation in (Operation.D2H_CE, Operation.D2H_SM)
             return [(members[0], None) if out else (None, members[0])]
         return [(members[0], members[1])]
-
-    def _batches(self, step: Step, members: tuple[int, ...], gbs: float) -> tuple[float, ...]:
-        # No noise makes a link faster than it can be.
-        return self._drawn(step, members, gbs, self._limit(members))
 
     def _drawn(self, step: Step, members: tuple[int, ...], gbs: float, limit: float) -> tuple[float, ...]:
         typical = self._typical(step, members, gbs)

@@ -1,0 +1,32 @@
+"""The machines of benchmarks/judging, by which the judge's error rates are known, do nothing that no machine can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collbench.model.operations import Variant
+from tests.judge.checked import faults
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_no_noise_lifts_a_copy_through_host_memory_above_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two NVLinks carry 50 GB/s, PCIe gen 4 31.5: trials that vary by 30% would reach what no slot can."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from deciding.bench import check_request
+    from judging import machines, measured
+
+    rng = np.random.default_rng(5)
+    bridged = machines.make_sized("bridged", rng, 4)
+    run = measured.measure(bridged, measured.Situation(measured.Noise(0.3, rng)), check_request(), 1)
+    through = {Variant.STAGED: 0, Variant.HOST: 0}
+    for found in run.measurements:
+        if found.point.variant in through and found.samples:
+            fastest = min(seconds for sample in found.samples for seconds in sample.seconds)
+            assert found.point.size_bytes / fastest / 1e9 < 31.5
+            through[found.point.variant] += 1
+    assert all(through.values())
+    assert "IMPOSSIBLE" not in [verdict.kind for verdict in faults(run)]
