@@ -162,7 +162,7 @@ class Choice:
         """Return why the set was chosen among these devices; no set that includes what failed is given without it."""
         text = self.reason
         if self.forgiven:
-            taken = ", ".join(f"{devices[one.member].tag} ({one.reason})" for one in self.forgiven)
+            taken = ", ".join(f"{devices[left.member].tag} ({left.reason})" for left in self.forgiven)
             text += f"; with {taken}, because every set without them includes a failure"
         if broken := [some for some in self.failed if some not in self.impossible]:
             text += f"; includes failed {device_sets(broken, devices)}"

@@ -488,7 +488,7 @@ def _judging(kind: Sequence[Figure], ours: Sequence[Key], points: dict[Key, Meas
     The size is the one about which most sources say something, the largest of these. Of host copies it is the best
     node's.
     """
-    covered = [one for size in {key.size_bytes for key in ours} if (one := reference_at(kind, size))]
+    covered = [published for size in {key.size_bytes for key in ours} if (published := reference_at(kind, size))]
     if not covered:
         return None
     reference = max(covered, key=lambda reference: (len(reference.sources), reference.size_bytes))

@@ -95,8 +95,8 @@ def _other_ends(facts: Facts, working: Collection[int], holding: Collection[int]
         out, into = (
             frozenset[int]().union(*of_ports) for of_ports in ([p.out for p in ports], [p.into for p in ports])
         )
-        for one, other in ((out, into), (into, out)):
-            if not one.isdisjoint(working):
+        for side, other in ((out, into), (into, out)):
+            if not side.isdisjoint(working):
                 ends |= other.intersection(holding)
     return ends
 
