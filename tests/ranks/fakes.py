@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from collbench.measurement.backends.protocol import Facts, Step, Timing
+from collbench.measurement.backends.protocol import BackendFacts, Step, Timing
 from collbench.model.errors import BackendError
 from collbench.model.run import Device, Flag, Health, Machine, Path
 from collbench.ranks.connection import pair
@@ -55,7 +55,7 @@ class FakeRankWorker(RankWorker):
         self.calls.append("id")
         return f"id{self.calls.count('id')}"
 
-    def open(self, opening: Opening) -> Facts:
+    def open(self, opening: Opening) -> BackendFacts:
         self._call("open")
         self.openings.append((opening.positions, opening.index))
         self.keys.append(opening.key)
@@ -63,7 +63,7 @@ class FakeRankWorker(RankWorker):
         if self.fails_to_open:
             self.fails_to_open -= 1
             raise BackendError("no room")
-        return Facts((5000 + self.rank,), 1000 - self.rank)
+        return BackendFacts((5000 + self.rank,), 1000 - self.rank)
 
     def reserve(self, largest_bytes: int) -> None:
         self._call(f"reserve {largest_bytes}")

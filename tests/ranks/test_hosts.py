@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from collbench.measurement.backends.cuda import spans_hosts
-from collbench.measurement.backends.protocol import Facts, Step, Timing
+from collbench.measurement.backends.protocol import BackendFacts, Step, Timing
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Machine, Path
@@ -129,7 +129,7 @@ def test_ranks_may_share_a_core_and_good_ranks_pass() -> None:
 
 
 def test_two_nccls_are_refused() -> None:
-    facts = [Facts((), 1, nccl="2.28.9", nccl_path="/x"), Facts((), 1, nccl="2.27.5", nccl_path="/y")]
+    facts = [BackendFacts((), 1, nccl="2.28.9", nccl_path="/x"), BackendFacts((), 1, nccl="2.27.5", nccl_path="/y")]
     factory.check_libraries(FOUR[:2], facts[:1] * 2)
     with pytest.raises(UsageError, match=r"rank 1 on a has NCCL 2\.27\.5 \(/y\)"):
         factory.check_libraries(FOUR[:2], facts)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from collbench.measurement.backends.protocol import Call, Facts, Step
+from collbench.measurement.backends.protocol import BackendFacts, Call, Step
 from collbench.model.operations import Operation, Work
 from collbench.ranks.connection import pair
 from collbench.ranks.messages import Abandon, Alive, Leave, Opening, Order
@@ -85,7 +85,7 @@ class StartsLate(FakeRankWorker):
         super().__init__(0)
         self.opening, self.started = threading.Event(), threading.Event()
 
-    def open(self, opening: Opening) -> Facts:
+    def open(self, opening: Opening) -> BackendFacts:
         self.opening.set()
         assert self.started.wait(PATIENCE_S)
         self.interrupted.clear()

@@ -11,7 +11,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any, TypeVar
 
-from collbench.measurement.backends.protocol import Backend, Call, Facts, Step, Timing, VerifiedBytes
+from collbench.measurement.backends.protocol import Backend, BackendFacts, Call, Step, Timing, VerifiedBytes
 from collbench.model.errors import (
     BackendError,
     Cause,
@@ -275,10 +275,10 @@ class Coordinator(Backend):
         self._broken = False
         self._setup: list[Call] = []
         self._flags: dict[int, tuple[Flag, ...]] = {}
-        self._facts: tuple[Facts, ...] = ()
+        self._facts: tuple[BackendFacts, ...] = ()
 
     @property
-    def facts(self) -> tuple[Facts, ...]:
+    def facts(self) -> tuple[BackendFacts, ...]:
         """What opening found, by rank, without lost ranks."""
         return self._facts
 

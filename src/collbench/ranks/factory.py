@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 
 from collbench.machine import lifeline, variables
 from collbench.machine.launchers import JOIN_S, JOIN_VARIABLE, LaunchEnvironment
-from collbench.measurement.backends.protocol import Call, Facts, Opened
+from collbench.measurement.backends.protocol import BackendFacts, Call, Opened
 from collbench.measurement.plan import Request, check_registrations
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
@@ -106,7 +106,7 @@ def shared_gpus(ranks: Sequence[Introduction]) -> tuple[str, ...]:
     )
 
 
-def check_libraries(ranks: Sequence[Introduction], facts: Sequence[Facts]) -> None:
+def check_libraries(ranks: Sequence[Introduction], facts: Sequence[BackendFacts]) -> None:
     """Raise UsageError if the ranks loaded different versions of NCCL: the times would describe neither."""
     hosts = host_names(ranks)
     for rank, fact in enumerate(facts):
@@ -448,7 +448,7 @@ def _ignore_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _with_facts(machine: Machine, facts: tuple[Facts, ...]) -> Machine:
+def _with_facts(machine: Machine, facts: tuple[BackendFacts, ...]) -> Machine:
     """Return rank 0's machine; its multicast is True if all ranks' GPUs support it."""
     supports = [fact.multicast for fact in facts]
     return replace(

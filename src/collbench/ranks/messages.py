@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, cast
 
-from collbench.measurement.backends.protocol import Call, Facts, Step, Timing
+from collbench.measurement.backends.protocol import BackendFacts, Call, Step, Timing
 from collbench.model.errors import (
     BackendError,
     CollbenchError,
@@ -79,7 +79,7 @@ METHODS: Mapping[str, Method] = {
     "introduce": Method((), Introduction, alone=True),
     "meet": Method((tuple[Device, ...],), None, alone=True),
     "make_id": Method((), str, alone=True),
-    "open": Method((Opening,), Facts),
+    "open": Method((Opening,), BackendFacts),
     "reserve": Method((int,), None),
     "prepare": Method((tuple[tuple[int, ...], ...],), None),
     "time": Method((Step,), Timing),

@@ -22,7 +22,7 @@ from collbench.machine.nvml import Nvml
 from collbench.measurement.backends.factory import ObservedGpus, here
 from collbench.measurement.backends.host import TIMEOUT_S, check, corruption, expected_seconds, start_workers
 from collbench.measurement.backends.isolated import IsolatedBackend
-from collbench.measurement.backends.protocol import Call, Facts, Step, Timing, World
+from collbench.measurement.backends.protocol import BackendFacts, Call, NcclWorld, Step, Timing
 from collbench.measurement.backends.torch_process import TorchWorkers
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, Failure, MachineError, UsageError
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
@@ -49,7 +49,7 @@ class RankWorker(ABC):
         """Return this host and device. Raises MachineError, UsageError."""
 
     @abstractmethod
-    def open(self, opening: Opening) -> Facts:
+    def open(self, opening: Opening) -> BackendFacts:
         """Open the device for a new world, in place of the one before."""
 
     @abstractmethod
@@ -134,13 +134,13 @@ class CudaRankWorker(RankWorker):
         self._need_unused_worker()
         return self._backend.unique_id(self._nccl_path).hex()
 
-    def open(self, opening: Opening) -> Facts:
+    def open(self, opening: Opening) -> BackendFacts:
         """Open the GPU and join NCCL's world, whose id is in the store under the opening's key."""
         devices = tuple(self.devices[position] for position in opening.positions)
         self._need_unused_worker()
         self._used = True
         unique_id = bytes.fromhex(self._store.read(opening.key))
-        world = World(opening.index, len(devices), unique_id)
+        world = NcclWorld(opening.index, len(devices), unique_id)
         self._backend.open(devices, self._nccl_path, collectives=True, world=world, registrations=self._registrations)
         return replace(self._backend.facts, operations={})  # copies: not for a world
 
@@ -222,7 +222,7 @@ class HostRankWorker(RankWorker):
         """Return this host and the rank's core."""
         return _introduction("host", numa.device(self._core), here())
 
-    def open(self, opening: Opening) -> Facts:
+    def open(self, opening: Opening) -> BackendFacts:
         """Start the worker and wait until it has met all others."""
         self.close()
         self._index = opening.index
@@ -238,7 +238,7 @@ class HostRankWorker(RankWorker):
             self.close()
             raise
         here_too = max(1, self._launch.local_size)
-        return Facts((), available_bytes() // 2 // (_BUFFERS * here_too))
+        return BackendFacts((), available_bytes() // 2 // (_BUFFERS * here_too))
 
     def time(self, step: Step) -> Timing:
         """Time the step in the worker. Raises UsageError, DataCorruption, BackendError."""

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from collbench.measurement.backends.protocol import Facts, Open, Step, Timing
+from collbench.measurement.backends.protocol import BackendFacts, Open, Step, Timing
 from collbench.measurement.backends.worker import CudaSource, run
 from collbench.model.errors import DataCorruption, MachineError, StepFailed, UsageError
 from tests.measurement.fakes import FakeBackend
@@ -85,13 +85,13 @@ class Source(CudaSource):
         """Return a world's id."""
         return (nccl_path or "").encode().ljust(128, b"\0")
 
-    def open(self, opening: Open) -> tuple[Backend, Facts]:
+    def open(self, opening: Open) -> tuple[Backend, BackendFacts]:
         """Open them; a mended machine does not open twice."""
         log(f"open peers={opening.peers}")
         if os.environ.get("FAKE_WORKER_OPEN") == "once" and not once():
             raise MachineError("CUDA does not show GPU1 to this process")
         backend = Backend(len(opening.devices), gbs=1.0)
-        return backend, Facts.of(backend, kernel_image="ptx", nccl="2.28.9", nccl_path="x.so", multicast=False)
+        return backend, BackendFacts.of(backend, kernel_image="ptx", nccl="2.28.9", nccl_path="x.so", multicast=False)
 
 
 if __name__ == "__main__":

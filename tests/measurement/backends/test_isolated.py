@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 
 from collbench.measurement.backends.isolated import IsolatedBackend, Timeouts
-from collbench.measurement.backends.protocol import Answer, Call, Open, Prepared, Step, Timing, World, time_step
+from collbench.measurement.backends.protocol import (
+    Call,
+    NcclWorld,
+    Open,
+    Prepared,
+    Step,
+    Timing,
+    WorkerAnswer,
+    time_step,
+)
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.report import sentences
@@ -46,7 +55,7 @@ def backend(
 short_timeouts = pytest.mark.parametrize("backend", [SHORT], indirect=True, ids=[""])
 
 
-def opened(backend: IsolatedBackend, world: World | None = None) -> IsolatedBackend:
+def opened(backend: IsolatedBackend, world: NcclWorld | None = None) -> IsolatedBackend:
     backend.open(gpus(fake_worker.DEVICES), None, collectives=True, world=world)
     backend.reserve(4096)
     return backend
@@ -133,7 +142,7 @@ def test_a_worker_begins_nothing_after_a_failed_step(tmp_path: Path) -> None:
         parent_pipe.send(Call("open", (Open(gpus(fake_worker.DEVICES), None, collectives=True),)))
         for step in copies(fake_worker.STICKY, fake_worker.GOOD):
             parent_pipe.send(Call("time", (step,)))
-        assert [type(parent_pipe.recv()) for _ in range(3)] == [Answer, Prepared, StepFailed]
+        assert [type(parent_pipe.recv()) for _ in range(3)] == [WorkerAnswer, Prepared, StepFailed]
         parent_pipe.close()
     assert worker_log(tmp_path) == ["open peers=True", "plain 1024"]
 
@@ -275,7 +284,7 @@ def test_errors_before_the_first_step_are_raised(backend: IsolatedBackend, monke
 
 
 def test_a_rank_of_a_world_cannot_be_replaced(backend: IsolatedBackend) -> None:
-    opened(backend, World(1, 4, b"id"))
+    opened(backend, NcclWorld(1, 4, b"id"))
     with pytest.raises(BackendError, match=r"rank 1 cannot continue: crash: .*\(signal 11\)") as caught:
         list(backend.time_steps(copies(fake_worker.GOOD, fake_worker.SEGFAULT, fake_worker.GOOD)))
     assert not isinstance(caught.value, StepFailed)

@@ -11,7 +11,7 @@ from importlib import resources
 from collbench import _native
 from collbench.machine.numa import usable_nodes
 from collbench.measurement.backends.child_process import Background
-from collbench.measurement.backends.protocol import LONGEST_BATCH_S, Backend, Step, Timing, VerifiedBytes, World
+from collbench.measurement.backends.protocol import LONGEST_BATCH_S, Backend, NcclWorld, Step, Timing, VerifiedBytes
 from collbench.model.errors import (
     BackendError,
     Cause,
@@ -138,7 +138,7 @@ class CudaBackend(Backend):
         find_nccl: Callable[[], _native.Nccl] | None,
         *,
         peers: bool = True,
-        world: World | None = None,
+        world: NcclWorld | None = None,
         registrations: int = 0,
         copies_s: float = LONGEST_BATCH_S,
     ) -> None:

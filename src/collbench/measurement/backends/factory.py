@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collbench.machine.nvidia_smi import LiveTools
     from collbench.machine.nvml import Nvml
     from collbench.measurement.backends.isolated import IsolatedBackend
-    from collbench.measurement.backends.protocol import Facts
+    from collbench.measurement.backends.protocol import BackendFacts
     from collbench.measurement.backends.sim import SimBackend
     from collbench.measurement.plan import Request
     from collbench.sim.fabrics import Fabric
@@ -354,7 +354,7 @@ def _open_cuda(request: Request, begun: Begun) -> Opened:
         )
 
 
-def _with_peers(paths: tuple[Path, ...], facts: Facts) -> tuple[Path, ...]:
+def _with_peers(paths: tuple[Path, ...], facts: BackendFacts) -> tuple[Path, ...]:
     """Return the paths with whether CUDA lets both devices reach each other's memory."""
     if not facts.peers:
         return paths

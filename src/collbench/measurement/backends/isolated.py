@@ -13,16 +13,16 @@ from collbench.machine.numa import usable_nodes
 from collbench.measurement.backends.child_process import STARVED_S, Child, ChildLost, own_environment
 from collbench.measurement.backends.protocol import (
     LONGEST_BATCH_S,
-    Answer,
     Backend,
+    BackendFacts,
     Call,
-    Facts,
+    NcclWorld,
     Open,
     Prepared,
     Reply,
     Step,
     Timing,
-    World,
+    WorkerAnswer,
 )
 from collbench.model.errors import BackendError, Cause, CollbenchError, Failure, PeerLost, StepFailed, failure_of
 from collbench.model.operations import Operation, Variant, Work
@@ -102,7 +102,7 @@ class Supervised:
         self._gone: list[Child] = []
         self._opening: Open | None = None
         self._opens = False  # the answer to it has not been read
-        self._facts: Facts | None = None
+        self._facts: BackendFacts | None = None
         self._setup: list[Call] = []
         self._waiting: deque[Step] = deque()
         self._sent = 0  # so many of the first waiting steps are with the child
@@ -142,11 +142,11 @@ class Supervised:
         """Open these GPUs before the first step, in the worker that runs then."""
         self._opening = opening
 
-    def facts(self) -> Facts:
+    def facts(self) -> BackendFacts:
         """Wait until the GPUs are open. Raises what opening them raised."""
         if self._opens:
             self._opens = False
-            self._facts = cast("Facts", self._receive("opening the GPUs"))
+            self._facts = cast("BackendFacts", self._receive("opening the GPUs"))
         if self._facts is None:
             raise BackendError("the GPUs are not open: measure again")
         return self._facts
@@ -219,17 +219,17 @@ class Supervised:
             raise BackendError("the GPU worker is no longer running: measure again")
         return self._child
 
-    def _reply(self, timeout_s: float) -> Answer | Prepared:
+    def _reply(self, timeout_s: float) -> WorkerAnswer | Prepared:
         """Return the worker's next reply. Raises the failure that it reports, or ChildLost."""
         reply: Reply = self._live.receive(timeout_s, self._timeouts.starved_s)
-        if isinstance(reply, Answer | Prepared):
+        if isinstance(reply, WorkerAnswer | Prepared):
             return reply
         raise reply
 
     def _receive(self, doing: str) -> object:
         """Return the answer to anything but a step."""
         try:
-            return cast("Answer", self._reply(self._timeouts.opening_s)).value
+            return cast("WorkerAnswer", self._reply(self._timeouts.opening_s)).value
         except ChildLost as error:
             self.kill()
             raise BackendError(f"{doing} failed: {error}", failure=error.failure) from error
@@ -274,7 +274,7 @@ class Supervised:
         if isinstance(reply, Prepared):
             self._prepared = True
             reply = self._reply(self._wait_s(step))
-        answer = cast("Answer", reply)
+        answer = cast("WorkerAnswer", reply)
         self._note(step, answer)
         return cast("Timing", answer.value)
 
@@ -293,7 +293,7 @@ class Supervised:
         most = self._timeouts.first_s
         return most if self._loading_s is None else min(most, _MULTIPLE * self._loading_s)
 
-    def _note(self, step: Step, answer: Answer) -> None:
+    def _note(self, step: Step, answer: WorkerAnswer) -> None:
         if not self._warm:
             self._loading_s = max(self._loading_s or 0.0, answer.seconds)
         self._warm = True
@@ -370,7 +370,7 @@ class IsolatedBackend(Backend):
         nccl_path: str | None,
         *,
         collectives: bool,
-        world: World | None = None,
+        world: NcclWorld | None = None,
         registrations: int = 0,
     ) -> None:
         """Open the GPUs, of a `world` this rank's alone, and return at once. Errors come with the first question."""
@@ -392,7 +392,7 @@ class IsolatedBackend(Backend):
         self._staging.open(self._staging_plan)
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> BackendFacts:
         """What opening found. Raises MachineError, BackendError."""
         return self._worker.facts()
 

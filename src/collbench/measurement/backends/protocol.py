@@ -209,7 +209,7 @@ class OpenWorkers(OpenDevices, Generic[Workers_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class NcclWorld:
     """The worker's rank among processes with one GPU each; `unique_id` is NCCL's id of their world."""
 
     rank: int
@@ -227,7 +227,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Which GPUs to open, and how; the answer is Facts. Positions in all later requests are indices of `devices`.
+    """Which GPUs to open, and how: BackendFacts answer it. Positions in all later requests are indices of `devices`.
 
     `peers` False leaves peer access off: copies then go through host memory. With a `world`, positions are its ranks,
     and only this rank's own GPU is opened. `registrations` is how many kinds of registered memory
@@ -238,13 +238,13 @@ class Open:
     nccl_path: str | None
     collectives: bool
     peers: bool = True
-    world: World | None = None
+    world: NcclWorld | None = None
     registrations: int = 0
     copies_s: float = LONGEST_BATCH_S
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class BackendFacts:
     """What opening found: what Backend's methods of these names return, the device code, and NCCL's version and file.
 
     `operations` are by variant; `multicast` is whether all GPUs support it, None if that is not known. `peers[i][j]`:
@@ -261,7 +261,7 @@ class Facts:
     peers: tuple[tuple[bool, ...], ...] = ()
 
     @classmethod
-    def of(cls, backend: Backend, **known: Any) -> Facts:
+    def of(cls, backend: Backend, **known: Any) -> BackendFacts:
         """Return the facts of an open backend, with what is known besides."""
         operations = {variant: backend.operations(variant) for variant in Variant}
         return cls(backend.free_bytes(), backend.capacity_bytes(), operations, **known)
@@ -273,12 +273,12 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerAnswer:
     """One request's result, and how many seconds the worker took."""
 
-    value: tuple[str, ...] | bytes | Facts | Refusal | str | Timing | None
+    value: tuple[str, ...] | bytes | BackendFacts | Refusal | str | Timing | None
     seconds: float
 
 
 # A failure travels as the exception itself, with its type and text.
-Reply: TypeAlias = Answer | CollbenchError | Prepared
+Reply: TypeAlias = WorkerAnswer | CollbenchError | Prepared

@@ -28,15 +28,15 @@ from multiprocessing.connection import Connection
 from collbench.machine import lifeline
 from collbench.measurement.backends.child_process import Background
 from collbench.measurement.backends.protocol import (
-    Answer,
     Backend,
+    BackendFacts,
     Call,
-    Facts,
     Open,
     Prepared,
     Reply,
     Step,
     Timing,
+    WorkerAnswer,
     time_step,
 )
 from collbench.model.errors import CollbenchError, StepFailed
@@ -62,7 +62,7 @@ class CudaSource:
 
         return find_nccl(nccl_path).unique_id()
 
-    def open(self, opening: Open) -> tuple[Backend, Facts]:
+    def open(self, opening: Open) -> tuple[Backend, BackendFacts]:
         """Open the GPUs, and NCCL if it is wanted. Raises MachineError, StepFailed."""
         from collbench.machine.nccl import find_nccl
         from collbench.measurement.backends.cuda import CudaBackend
@@ -77,7 +77,7 @@ class CudaSource:
             registrations=opening.registrations,
             copies_s=opening.copies_s,
         )
-        return backend, Facts.of(
+        return backend, BackendFacts.of(
             backend,
             kernel_image=backend.kernel_image,
             nccl=format_version(backend.nccl.version) if backend.nccl else "",
@@ -106,7 +106,7 @@ class _Worker:
             raise RuntimeError("nothing is open: the first call must be `open`")
         return self._backend
 
-    def open(self, opening: Open) -> Facts:
+    def open(self, opening: Open) -> BackendFacts:
         self._backend, facts = self._source.open(opening)
         if opening.collectives and opening.world is None:
             self.prepare(())  # the communicator of all GPUs, while the parent plans
@@ -155,7 +155,7 @@ def _serve(pipe: Connection[Reply, Call], worker: _Worker) -> None:
         begin = time.perf_counter()
         try:
             value = getattr(worker, call.method)(*call.arguments)
-            reply: Reply = Answer(value, time.perf_counter() - begin)
+            reply: Reply = WorkerAnswer(value, time.perf_counter() - begin)
         except CollbenchError as error:
             reply = error
         pipe.send(reply)
