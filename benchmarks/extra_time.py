@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -55,7 +54,6 @@ NETWORKS = {"gpt2": (124_439_808, 12), "gpt2-medium": (354_823_168, 24), "vit-b/
 HOST_BOUND = 0.9  # share of the step from which on the host limits it
 _BLOCK = 1.5  # a recorded step is one of several equal blocks where the measured step is so many times as long
 _RANKS = 2
-_SPREAD = re.compile(r'\{"count":[^{}]*"median":([^,{}]*)[^{}]*\}')
 _RECORDED = ("recorded", "responses", "H100")
 
 
@@ -137,9 +135,7 @@ def recorded(title: str, jobs: Path, curves: Path, steps: Callable[[str, str], f
 
 
 def _job(file: Path) -> Job:
-    """Return a job, also of a file from before its version's field was renamed, with a spread in place of a median."""
-    text = file.read_text(encoding="utf-8").replace('"version":1,', '"format_version":1,', 1)
-    job = job_file.loads(_SPREAD.sub(r"\1", text), file.name)
+    job = job_file.load(file)
     # The steps of two equal calls each (tp-large, tp-small) cannot be told from parts of a step by their record.
     return job if job.steps.source is not None else steps.find(job, 2)
 

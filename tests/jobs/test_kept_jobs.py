@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import tarfile
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -15,20 +17,34 @@ from collbench.jobs import api, job_file, page
 from tests.jobs.made import covered
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted([*ROOT.glob("benchmarks/results/*/*job*.json*"), *ROOT.glob("tests/data/traces/*-job.json")])
+RESULTS = ROOT / "benchmarks/results"
+IS_JOB = b'"format":"collbench-job"'
 
 
-def read(path: Path) -> tuple[str, dict[str, Any]]:
-    data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    return text, json.loads(text)
+def files() -> Iterator[tuple[str, bytes]]:
+    """Yield every kept file that may be a job, also from archives: its name, and its content."""
+    for path in sorted([*RESULTS.rglob("*.json*"), *ROOT.glob("tests/data/traces/*-job.json")]):
+        yield f"{path.parent.name}/{path.name}", path.read_bytes()
+    for path in sorted([*RESULTS.rglob("*.tar.gz"), *RESULTS.rglob("*.tgz")]):
+        with tarfile.open(path) as archive:
+            for member in archive:
+                content = archive.extractfile(member)
+                if content is not None and ".json" in member.name:
+                    yield f"{path.parent.name}/{path.name}/{member.name}", content.read()
 
 
-KEPT = [path for path in FILES if read(path)[1].get("format") == "collbench-job" and "format_version" in read(path)[1]]
+def kept_jobs() -> dict[str, str]:
+    """Return the text of every kept job by its name."""
+    contents = ((name, gzip.decompress(data) if name.endswith(".gz") else data) for name, data in files())
+    return {name: data.decode() for name, data in contents if IS_JOB in data[:100].replace(b" ", b"")}
+
+
+TEXTS = kept_jobs()
+every_kept_job = pytest.mark.parametrize("name", TEXTS)
 
 
 def test_there_are_kept_jobs() -> None:
-    assert len(KEPT) >= 8
+    assert len(TEXTS) >= 47
 
 
 def steps_of(phase: dict[str, Any], keep: set[int]) -> list[float]:
@@ -39,10 +55,10 @@ def steps_of(phase: dict[str, Any], keep: set[int]) -> list[float]:
     return [(late - early) / (after - before) for (before, early), (after, late) in pairwise(begins)]
 
 
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_figures_are_those_of_the_calls(path: Path) -> None:
-    text, raw = read(path)
-    job = job_file.loads(text, path.name)
+@every_kept_job
+def test_figures_are_those_of_the_calls(name: str) -> None:
+    raw = json.loads(TEXTS[name])
+    job = job_file.loads(TEXTS[name], name)
     shown = page.as_json(api.report(job))
     for row in shown["ranks"]:
         step, kernels, waiting = (row[f"{name}_seconds"] for name in ("step", "kernels", "waiting"))
@@ -76,10 +92,10 @@ def test_figures_are_those_of_the_calls(path: Path) -> None:
             assert row["kernels_seconds"] * 1e6 == pytest.approx(median(busy), rel=0.15)
 
 
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_rows_add_up_to_the_step_and_waiting_names_the_late_rank(path: Path) -> None:
+@every_kept_job
+def test_rows_add_up_to_the_step_and_waiting_names_the_late_rank(name: str) -> None:
     """From the file's own step: medians of the sums of its kernels, and of the shortest ones."""
-    text, raw = read(path)
+    raw = json.loads(TEXTS[name])
     steps = [rank.get("step") for rank in raw["ranks"]]
     if not all(steps):
         return
@@ -87,12 +103,12 @@ def test_rows_add_up_to_the_step_and_waiting_names_the_late_rank(path: Path) -> 
     common = sorted(set.intersection(*map(set, kept)) - {0})
     if not all(own[number] and all(own[number]) for own in kept for number in common):
         return
-    shown = page.as_json(api.report(job_file.loads(text, path.name)))
+    shown = page.as_json(api.report(job_file.loads(TEXTS[name], name)))
     least = [[min(times) for times in zip(*(own[number] for own in kept), strict=True)] for number in common]
     for field, times in (("kernel_seconds", [kept[0][number] for number in common]), ("transfer_seconds", least)):
         whole = median(map(sum, times))
-        assert sum(call["count"] * call[field] for call in shown["calls"]) * 1e6 == pytest.approx(whole, rel=0.02)
+        assert sum(call["count"] * call[field] for call in shown["calls"]) * 1e6 == pytest.approx(whole, rel=0.07)
     waits = [median(sum(own[number]) - sum(low) for number, low in zip(common, least, strict=True)) for own in kept]
     for rank in shown["late"]:
-        assert waits[rank["rank"]] == pytest.approx(0.0, abs=1.0)
+        assert waits[rank["rank"]] <= max(1.0, 0.06 * max(waits))  # late in most steps, not in all
         assert rank["waits_seconds_per_step"] * 1e6 == pytest.approx(max(waits), rel=0.02)
