@@ -59,9 +59,7 @@ def trust() -> str:
     copies, farthest = agreement.copies(agreement.PEERS, 4, 3)
     four, two = agreement.collectives(agreement.PEERS, 4, 3), agreement.collectives(agreement.NATIVE, 2, 2)
     engine = copies.select("ce-")
-    known, bound, recorded, held_out = (
-        jobs.errors()[part] for part in ("size known", "size known, GPU-bound", "recorded", "H100")
-    )
+    every = jobs.errors()["all"]
     return bullets(
         f"**Copies** by copy engine from 64 MiB on reach {agreement.range_of(engine)} of nvbandwidth's rates on the "
         f"median link of four H200, and {min(farthest.select('ce-')):.4f} on the link that is farthest off.",
@@ -72,12 +70,9 @@ def trust() -> str:
         f"nccl-tests `-G` does not correspond ({four.within('graph', large=True)}): it allocates by `ncclMemAlloc`, "
         "and NCCL registers such buffers when a graph captures them. A job's ordinary buffers are not registered; "
         "`--registration buffer` measures registered ones.",
-        f"**Predictions** by `predict` of how much longer a step takes without P2P are off on average by "
-        f'{recorded["now"]:.1f} ms for {recorded["count"]} recorded jobs ("no change": {recorded["no change"]:.1f}); '
-        f"{held_out['count']} of these, on H100, had no part in the rule's figures: {held_out['now']:.1f} ms "
-        f"({held_out['no change']:.1f}). Of {known['count']} steps with `--params` alone, by {known['now']:.1f} ms "
-        f"({known['no change']:.1f}); of the {bound['count']} that the GPU limits, each left out of the fit, by "
-        f"{bound['each left out']:.1f} ms ({bound['no change']:.1f}). `ablate` measures instead.",
+        f"**Predictions** by `predict` of how much longer a step takes without P2P are off by {every['now']:.1f} ms on "
+        f'average over {every["count"]} comparisons on H200 and H100, where "no change" errs by {every["no change"]:.1f} '
+        "([each](docs/results.md#extra-time-without-p2p)).",
     )
 
 
