@@ -71,7 +71,8 @@ def trust() -> str:
         "and NCCL registers such buffers when a graph captures them. A job's ordinary buffers are not registered; "
         "`--registration buffer` measures registered ones.",
         f"**Predictions** by `predict` of how much longer a step takes without P2P are off by {every['now']:.1f} ms on "
-        f'average over {every["count"]} comparisons on H200 and H100, where "no change" errs by {every["no change"]:.1f} '
+        f'average over {every["count"]} comparisons on H200 and H100, where "no change" errs by '
+        f"{every['no change']:.1f} "
         "([each](docs/results.md#extra-time-without-p2p)).",
     )
 

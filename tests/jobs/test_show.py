@@ -122,7 +122,10 @@ def test_bad_input_is_one_line(
 @pytest.mark.parametrize(
     ("steps", "first"),
     [
-        (Steps(StepSource.FOLDED, "", 0.85, 0.999), "the step covers only 85% of the job's calls and 99% of its bytes"),
+        (
+            Steps(StepSource.FOLDED, "", 0.85, 0.999),
+            "the step covers only 85% of the calls and 99% of the bytes from the first step to the last",
+        ),
         (Steps(why="it may be 4 or 8 calls"), "no step is known: it may be 4 or 8 calls"),
     ],
 )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from collbench.jobs import recorded, streams
+from collbench.jobs import job_file, recorded, steps, streams
 from collbench.jobs.calls import matched, step_seconds
-from collbench.jobs.job import Job, StepSource
+from collbench.jobs.job import Call, Job, Phase, Position, StepSource
 from tests.jobs import scenarios
+from tests.jobs.made import made_job
 from tests.native.recorded import play
 
 
@@ -137,6 +140,30 @@ def test_the_right_length_of_a_step_contradicts_no_job(name: str, tmp_path: Path
     made = scenarios.Job(scenarios.SCENARIOS[name], 0)
     job = recorded_job(made, tmp_path, len(made.ranks[0].usual))
     assert (job.steps.source, job.steps.why) == (StepSource.GIVEN, "")
+    assert not job.steps.reservation or name == "moe"  # whose exchanges have other numbers of calls
+
+
+@pytest.mark.parametrize(("around", "share"), [("broadcast", 1.0), ("allgather", 20 / 28)])
+def test_what_sets_a_job_up_and_follows_its_last_step_is_not_the_steps(around: str, share: float) -> None:
+    """Four calls before ten steps of two, and four after: others are no part of the steps, their own are missed."""
+    made = made_job([("allgather", 4096), ("allreduce", 8192)])
+    table = (*made.calls, Call("broadcast", 64, 0))
+    others = Phase((Position(0 if around == "allgather" else 2, pause=1.0),) * 4)
+    ranks = [replace(rank, step=None, phases=(others, *rank.phases, others)) for rank in made.ranks]
+    found = steps.find(replace(made, calls=table, ranks=tuple(ranks)), 2).steps
+    assert found.source is StepSource.GIVEN
+    assert found.calls == pytest.approx(share)
+    assert bool(found.reservation) == (share < 0.9)
+
+
+@pytest.mark.parametrize(("calls", "doubt"), [(6, ""), (12, "6 of its 12 calls come alone"), (24, "6 of its 24 calls")])
+def test_a_length_of_several_steps_is_told_from_one_of_a_real_job(calls: int, doubt: str) -> None:
+    """DDP on two H100: six all-reduces of one size a step, and a loss after every tenth step."""
+    kept = Path(__file__).parents[2] / "benchmarks/results/2026-11-26-2xh100-jobs/ddp-plain-job.json.gz"
+    found = steps.find(job_file.loads(gzip.decompress(kept.read_bytes()).decode(), kept.name), calls).steps
+    assert found.why.startswith(doubt)
+    assert bool(found.why) == bool(doubt)
+    assert (calls == 6) <= (not found.reservation)
 
 
 @pytest.mark.parametrize("wrong", [-1, 1, 10**6], ids=["one less", "one more", "more than there are"])

@@ -220,7 +220,9 @@ class Occasional:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How the steps were found, and what they cover: the shares of all calls and of their bytes, of all ranks.
+    """How the steps were found, and what they cover: shares of the calls and of their bytes, of all ranks.
+
+    What a step does not have does not count before the first and after the last.
 
     If there is no source, no step is claimed, and `why` says why; of a step that was found, it says what is in doubt.
     """
@@ -243,7 +245,8 @@ class Steps:
     @property
     def shares(self) -> str:
         """What it covers, as text."""
-        return f"{floor(self.calls * 100)}% of the job's calls and {floor(self.size_bytes * 100)}% of its bytes"
+        calls, size = (f"{floor(share * 100)}%" for share in (self.calls, self.size_bytes))
+        return f"{calls} of the calls and {size} of the bytes from the first step to the last"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -7,6 +7,7 @@ too: a step that could as well be one of them, or ten steps between two losses, 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -488,13 +489,33 @@ def _contradiction(ranks: Mapping[int, _Unrolled], rows: Mapping[int, Places], c
         if len(own) > 1 and np.mean(steps[1:] == steps[:-1]) >= _STEADY:
             in_a_row = own[1:, 0] == own[:-1, -1] + 1
             if in_a_row.mean() > 0.5:
-                continue
+                part = _comes_alone(one, own, steps[-1])
+                if not part:
+                    continue
+                return f"{part} of its {calls} calls come alone between steps: import with --calls-per-step {part}"
         found = periods(one.calls)
         if found and calls not in found:
             nearest = min(found, key=lambda length: abs(length - calls))
             every = f"rank {number} sends the same calls again every {found[0]}, not every {calls}"
             return f"{every}: import with --calls-per-step {nearest}"
     return ""
+
+
+def _comes_alone(one: _Unrolled, rows: Places, step: Places) -> int:
+    """Return how many calls the parts have of which a step consists, if such parts also come between steps; else 0.
+
+    `step` are the first calls of a step's units. A step that is several steps of the job is cut wherever a loss comes.
+    """
+    length = len(step)
+    part = next(size for size in range(1, length + 1) if not length % size and (step[size:] == step[:-size]).all())
+    lengths = [length]
+    for before, after in pairwise(rows):
+        between = np.arange(before[-1] + 1, after[0])
+        between = one.calls[one.first[between[~one.small[between]]]]
+        if not len(between) % part and (between.reshape(-1, part) == step[:part]).all():
+            lengths.append(len(between))
+    alone = math.gcd(*lengths)
+    return 0 if alone == length else len(_calls(one, rows[0][:alone]))
 
 
 # From where steps begin to what they are.
@@ -564,15 +585,26 @@ def _with_steps(job: Job, ranks: Mapping[int, _Unrolled], rows: Mapping[int, Pla
         made.append(replace(rank, step=step, before_step=_before(rank, one, int(own[0, 0]))))
     # What the steps cover; repetitions that were passed over as those that were not.
     inside = {number: _calls(ranks[number], own.ravel()) for number, own in rows.items()}
-    sent = sum(int(own.sum()) for own in sizes.values())
+    asked = {number: _to_cover(ranks[number], own) for number, own in inside.items()}
+    covered, sent = (sum(int(sizes[number][own].sum()) for number, own in of.items()) for of in (inside, asked))
     first = min(rows)
     steps = replace(
         steps,
-        calls=sum(map(len, inside.values())) / sum(map(len, sizes.values())),
-        size_bytes=sum(int(sizes[number][own].sum()) for number, own in inside.items()) / sent if sent else 1.0,
+        calls=sum(map(len, inside.values())) / sum(map(len, asked.values())),
+        size_bytes=covered / sent if sent else 1.0,
         occasional=tuple(_occasional(ranks[first], rows[first])),
     )
     return replace(job, steps=steps, ranks=tuple(made))
+
+
+def _to_cover(one: _Unrolled, inside: Places) -> Places:
+    """Return the places of the calls from the first step to the last, and of a step's own calls before and after.
+
+    Others there are no part of the steps: what sets a job up, a warm-up with other sizes, what follows the last step.
+    """
+    places = np.arange(len(one.calls))
+    wanted = np.isin(one.calls, one.calls[inside]) | ((inside.min() <= places) & (places <= inside.max()))
+    return np.flatnonzero(wanted)
 
 
 def _calls(one: _Unrolled, units: Places) -> Places:
