@@ -19,7 +19,7 @@ from collbench.runfile import run_file
 from tests.builders import gpus, run_of
 from tests.cli.program import Program
 from tests.jobs.made import documented_job, made_job, without_gpu_times
-from tests.jobs.predict.made import curve
+from tests.jobs.predict.made import curve, pairs
 from tests.report.pages import shows, text
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
@@ -142,6 +142,32 @@ def test_a_step_that_is_not_the_job_is_said_first_and_not_predicted(
     simulated = ("--backend", "sim", "--fabric", "titan-rtx-nv2")
     replayed = program("replay", "part.json", *simulated)
     assert (replayed.status, first in replayed.err) == ((0, True) if steps.source else (2, False))
+
+
+@pytest.mark.parametrize(
+    ("other", "variables", "said"),
+    [(10.0, {}, True), (99.9, {}, False), (10.0, {"NCCL_P2P_DISABLE": "1"}, False)],
+    ids=["slower", "as fast", "not the job's variables"],
+)
+def test_a_run_with_slower_links_says_what_they_would_cost(
+    program: Program, folder: Path, other: float, variables: dict[str, str], said: bool
+) -> None:
+    run = pairs({(1, 2): other}, count=3)
+    run_file.save(
+        replace(run, settings=replace(run.settings, environment={"NCCL_ALGO": "Ring", **variables})),
+        folder / "three.json",
+    )
+    job, three = str(folder / "job.json"), str(folder / "three.json")
+    job_file.save(replace(job_file.load(folder / "job.json"), environment={"NCCL_ALGO": "Ring"}), folder / "set.json")
+    shown = program("show", str(folder / "set.json"), "--run-file", three)
+    line = next((line for line in shown.out.splitlines() if line.startswith("slower ")), "")
+    assert (shown.status, bool(line)) == (0, said)
+    if said:
+        predicted = json.loads(program("predict", job, three, "--devices", "1,2", "--json").out)["longer_seconds"]
+        assert predicted[1] > 1e-3
+        assert f"on GPU1, GPU2, the slowest links in the runs, a step takes {1e3 * predicted[1]:.3g} ms longer" in line
+        answer = json.loads(program("show", job, "--run-file", three, "--json").out)
+        assert answer["slower"] == {"gpus": ["GPU1", "GPU2"], "longer_seconds": predicted}
 
 
 def test_the_documented_page_is_what_is_printed() -> None:

@@ -45,6 +45,7 @@ def load_job(path: str | os.PathLike[str]) -> Job:
 
 _NOTE = re.compile(r"\.failed-([0-9]{1,3})$")
 _DOING = "save the job"
+_NOTEWORTHY = 0.01  # of a step
 # Why calls have no GPU time, by the word of streams.Lack.
 _NO_TIME = {
     "missing": "NCCL reported no end of them",
@@ -360,7 +361,8 @@ def report(job: Job, rank: int | None = None, runs: NamedRuns = (), name: str = 
 
     if rank is not None and not 0 <= rank < job.world_size:
         raise UsageError(f"--rank {rank} is not one of the job's {job.world_size} ranks: 0 to {job.world_size - 1}")
-    prices = {} if not runs else dict(enumerate(map(partial(_placed(runs, job, name=name).price, job), job.calls)))
+    placed = _placed(runs, job, name=name) if runs else None
+    prices = dict(enumerate(map(partial(placed.price, job), job.calls))) if placed else {}
     # A column of measured figures.
     isolated = {number: price.seconds for number, price in prices.items() if price and not price.assumed}
     judgement = judged(job, rank, isolated)
@@ -371,7 +373,22 @@ def report(job: Job, rank: int | None = None, runs: NamedRuns = (), name: str = 
         judgement,
         compared_with=tuple(name for name, _ in runs),
         compared_simulated=any(capabilities(run.backend).simulated for _, run in runs),
+        slower=None if placed is None else _on_the_slowest(job, placed),
     )
+
+
+def _on_the_slowest(job: Job, placed: PlacedJob) -> PredictedJob | None:
+    """Return the step on the slowest set that was measured; None if that is the job's own, or nothing says it."""
+    from collbench.jobs.predict import recorded as prediction  # late: numpy and scipy
+
+    try:
+        check_sent_again(job)
+        slowest = replace(placed, positions=dict(enumerate(placed.links.sets(job.world_size)[-1])))
+        known = not job.steps.reservation and not _other_variables(job, placed.links.run)
+        found = prediction.predict_job(job, slowest, placed) if known else None
+    except UsageError:  # the page is right without
+        return None
+    return found if found is not None and found.change[1] > _NOTEWORTHY * found.step else None
 
 
 def predict_job(

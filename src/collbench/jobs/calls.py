@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from numpy.typing import NDArray
 from collbench.jobs.exposed import Exposure, exposure, pieces
 from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, Position, Sample, Unknown
 from collbench.judge.tails import Lateness, after_others, lateness, quantile_ranks
+
+if TYPE_CHECKING:
+    from collbench.jobs.predict.recorded import PredictedJob
 
 Values = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -128,7 +132,7 @@ class Report:
     `late` are the ranks that are significantly late, the costliest first; if none is, `turns` has those that are waited
     for in some steps. `counted` repetitions are what figures are medians of; `late_known`: lateness could be judged.
     `compared_with` are the names of the runs that timed calls in isolation; `compared_simulated`: those runs were
-    simulated.
+    simulated. `slower` is the step on the slowest set of as many devices that these runs have; None: it cannot be said.
     """
 
     job: Job
@@ -144,6 +148,7 @@ class Report:
     turns: tuple[Turn, ...] = ()
     compared_with: tuple[str, ...] = ()
     compared_simulated: bool = False
+    slower: PredictedJob | None = None
 
     @property
     def mine(self) -> RankRow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.text import Text
 
@@ -13,9 +13,13 @@ from collbench.jobs.calls import LateRank, RankRow, Report, Row, busbw_gbs
 from collbench.jobs.exposed import Exposure
 from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, StepSource, Unknown
 from collbench.model.printable import one_line
+from collbench.model.run import tags
 from collbench.model.units import amount, capped, figure, fixed, format_message_size
 from collbench.report.text.layout import Block, Lines, Table, both, more, only, prose, short, table, whole
 from collbench.runfile.codec import picked, plain
+
+if TYPE_CHECKING:
+    from collbench.jobs.predict.recorded import PredictedJob
 
 _Ranked = TypeVar("_Ranked")
 _FEW_ROWS, _MAX_ROWS = 12, 2000  # on the short page, on the whole one
@@ -274,6 +278,12 @@ def as_json(report: Report) -> dict[str, Any]:
             | _seconds(one, "step", "compute", "overlapped", "exposed", "exposed_waiting", "copies", "idle")
             for one in report.gpu
         ],
+        "slower": None
+        if report.slower is None
+        else {
+            "gpus": [device.tag for device in report.slower.here.devices],
+            "longer_seconds": plain(report.slower.change),
+        },
         "turns": [picked(one, "rank", "steps") | {"waits_seconds": one.waits} for one in report.turns],
         "late": [
             picked(one, "rank", "group")
@@ -437,8 +447,18 @@ def origin(report: Report) -> Iterator[str]:
 def remarks(report: Report) -> Iterator[str]:
     """Yield how the step was found, which ranks are late, and the limits of the figures: a name and a sentence each."""
     yield from _about_step(report)
+    if report.slower is not None:
+        yield f"slower    {slower_text(report, report.slower)}"
     yield from _limits(report)
     yield from _incomplete(report)
+
+
+def slower_text(report: Report, slower: PredictedJob) -> str:
+    """Return how much longer a step takes on the slowest links that the runs have."""
+    least, expected, most = map(milli, slower.change)
+    simulated = " (sim)" if report.compared_simulated else ""
+    where = tags(range(len(slower.here.devices)), slower.here.devices)
+    return f"on {where}, the slowest links in the runs, a step takes {expected} longer ({least} to {most}){simulated}"
 
 
 def _about_step(report: Report) -> Iterator[str]:
