@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import tarfile
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from collbench.jobs import job_file
-from collbench.jobs.calls import report
+from collbench.jobs import job_file, steps
+from collbench.jobs.calls import matched, report
 from collbench.jobs.job import Job
 from collbench.jobs.page import remarks
 from collbench.jobs.traces.folding import job_of
@@ -20,7 +21,12 @@ from tests.jobs.made import covered
 
 Spans = list[tuple[float, float]]
 KEPT = Path(__file__).parents[2] / "benchmarks/results/2026-11-26-2xh100-jobs"
+ONE_GPU = KEPT.parent / "2026-11-28-1gpu-two-hosts"
 TRACES = sorted((Path(__file__).parents[1] / "data/two-h100-fsdp2").glob("trace-*.json.gz"))
+
+
+def job_of_kept(path: Path) -> Job:
+    return job_file.loads(gzip.decompress(path.read_bytes()).decode(), path.name)
 
 
 def kernels_of(path: Path) -> tuple[Spans, Spans, list[list[int]]]:
@@ -29,7 +35,9 @@ def kernels_of(path: Path) -> tuple[Spans, Spans, list[list[int]]]:
     launched = {event["args"]["correlation"]: event["ts"] for event in events if event["cat"].startswith("cuda_")}
     kernels = [event for event in events if event["cat"] == "kernel"]
     nccl = [kernel for kernel in kernels if kernel["name"].startswith("nccl")]
-    computed = [(kernel["ts"], kernel["ts"] + kernel["dur"]) for kernel in kernels if kernel not in nccl]
+    computed = [
+        (kernel["ts"], kernel["ts"] + kernel["dur"]) for kernel in kernels if not kernel["name"].startswith("nccl")
+    ]
     sent = sorted((launched[one["args"]["correlation"]], one["ts"], one["ts"] + one["dur"]) for one in nccl)
     steps = sorted((one["ts"], one["ts"] + one["dur"]) for one in events if one["name"].startswith("ProfilerStep#"))
     own = [[at for at, (moment, *_) in enumerate(sent) if low <= moment < high] for low, high in steps]
@@ -92,8 +100,35 @@ def test_a_calls_exposed_time_is_waiting_and_transfer(job: Job) -> None:
                 assert row.exposed_waiting < 0.1 * row.exposed
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_ranks_on_one_gpu_have_the_figures_of_their_kernels(kind: str, tmp_path: Path) -> None:
+    """Time slices of one GPU stretch all kernels, and NCCL takes the ranks for two hosts."""
+    with tarfile.open(ONE_GPU / "traces.tar") as archive:
+        archive.extractall(tmp_path, filter="data")
+    traces = sorted((tmp_path / f"{kind}-marks").glob("trace-*.json.gz"))
+    job = job_of(read(traces))
+    overview = report(job)
+    assert overview is not None
+    for row, calls, trace in zip(overview.gpu, overview.ranks, traces, strict=True):
+        _, _, own = kernels_of(trace)
+        assert calls.calls == np.median([len(step) for step in own])
+        assert row.exposed * 1e3 == pytest.approx(np.median(exposed_of_steps(trace)[3:]), rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "calls"), [("ddp", 4), ("fsdp2", 36)])
+def test_a_given_length_cuts_two_ranks_at_the_same_call(name: str, calls: int) -> None:
+    """Four micro-batches of FSDP2 look alike: it begins where a loss comes between steps, on both ranks."""
+    marked, plain = (job_of_kept(ONE_GPU / f"{name}-{which}-job.json.gz") for which in ("marks", "plain"))
+    named = steps.find(plain, calls)
+    for marks, given in zip(marked.ranks, named.ranks, strict=True):
+        assert marks.step is not None
+        assert given.step is not None
+        assert (given.before_step, given.step.repetitions) == (marks.before_step, marks.step.repetitions)
+    assert {group.whole for group in matched(named)} == {True}
+
+
 def test_a_page_calls_nothing_unknown_that_it_has() -> None:
     kept = KEPT / "fsdp2-marks-imported-job.json.gz"
-    overview = report(job_file.loads(gzip.decompress(kept.read_bytes()).decode(), kept.name))
+    overview = report(job_of_kept(kept))
     assert overview is not None
     assert not [line for line in remarks(overview) if "kernel times" in line]

@@ -139,8 +139,9 @@ def test_of_one_marked_step_the_page_says_that_its_time_is_unknown_and_how_to_tr
         "no step is known: only one is marked, and its time is known from the next one; the traced 0.08 ms: compute "
         "0.06 ms, exposed communication 0.02 ms, idle 0 ms (GPU of rank 0; 0.01 ms of the compute hides communication)"
     )
-    assert "step      call profile.step() once a step and trace several, or name its length" in "\n".join(
-        remarks(found)
+    assert (
+        "step      give torch.profiler a schedule, call its step() once a step and trace several, or name its length"
+        in "\n".join(remarks(found))
     )
 
 

@@ -52,7 +52,7 @@ _FOUND = {
 }
 _MARK = {
     Source.PLUGIN: "call collbench.step() once a step on every rank, name its NVTX range to record --step-range, or ",
-    Source.KINETO: "call profile.step() once a step and trace several, or ",
+    Source.KINETO: "give torch.profiler a schedule, call its step() once a step and trace several, or ",
 }
 _HOW = "name its length: collbench import JOB --calls-per-step N -o NEW"
 

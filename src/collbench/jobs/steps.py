@@ -467,9 +467,7 @@ def _given(one: _Unrolled, calls: int) -> Places:
         return float(np.median(own[np.isfinite(own)])) if np.isfinite(own).any() else 0.0
 
     most = max(map(len, windows.values()))
-    window, best = max(
-        (item for item in windows.items() if len(item[1]) >= 0.8 * most), key=lambda item: pause(item[1])
-    )
+    window, best = max((item for item in windows.items() if len(item[1]) >= most - 1), key=lambda item: pause(item[1]))
     bounds, end, length = list[int](), 0, len(window) // one.kinds.itemsize
     for start in best:
         if start >= end:
