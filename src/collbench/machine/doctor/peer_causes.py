@@ -101,7 +101,7 @@ class _Case:
 
 
 def causes(peer_map: PeerMap, facts: Facts) -> tuple[PeerCause, ...]:
-    """Return the causes of what the links show: of the worst first, and of these the surest; alike ones are together.
+    """Return the causes of what the links show: of what is wrong first, of these the surest; alike ones are together.
 
     Of causes that are equally sure those come first whose fact is on the fewest links without the symptom, and of these
     those that explain the most links. Before all of them comes what stops NCCL even where P2P is not offered.
@@ -125,9 +125,9 @@ def causes(peer_map: PeerMap, facts: Facts) -> tuple[PeerCause, ...]:
     states = {link.devices: link.state for link in peer_map.links}
 
     def rank(cause: PeerCause) -> tuple[bool, int, int, int, int, int]:
-        worst = min(_FROM_THE_WORST.index(states[link]) for link in cause.links)
+        later = min(_LATER.get(states[link], 0) for link in cause.links)
         surest, row = list(Certainty).index(cause.certainty), order.index(cause.name)
-        return cause.name != _SHARED_MEMORY, worst, surest, spared[cause.name], -explained[cause.name], row
+        return cause.name != _SHARED_MEMORY, later, surest, spared[cause.name], -explained[cause.name], row
 
     return tuple(sorted(every, key=rank))
 
@@ -416,8 +416,8 @@ def _unused(case: _Case) -> bool:
 
 
 _BROKEN = tuple(state for state in PeerState if state.is_broken)
-# Where the driver offers none nothing is wrong.
-_FROM_THE_WORST = (*(state for state in PeerState if state is not PeerState.NONE), PeerState.NONE)
+# Causes of what is wrong come first, and of what the driver does not offer last.
+_LATER = {PeerState.WORKS: 1, PeerState.NONE: 2}
 _ON_THE_WAY = (*_BROKEN, PeerState.SLOW)
 _BELOW_BEST = ("PCIe width", "PCIe generation")
 # Each cause with what links show that have it. Of causes that nothing else tells apart the first one is named first: a
