@@ -97,7 +97,7 @@ def _json_texts(folder: Path) -> Iterator[tuple[str, str]]:
         yield str(path), path.read_text(encoding="utf-8")
     for path in sorted(folder.rglob("*.json.gz")):
         yield str(path).removesuffix(".gz"), gzip.decompress(path.read_bytes()).decode()
-    for path in sorted(folder.rglob("*.tar.gz")):
+    for path in sorted([*folder.rglob("*.tar.gz"), *folder.rglob("*.tgz")]):
         with tarfile.open(path) as archive:
             for member in archive.getmembers():
                 content = archive.extractfile(member) if member.name.endswith(".json") else None
@@ -110,11 +110,11 @@ def repeats(folder: Path) -> list[list[Run]]:
     groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     for _, run in recorded(folder):
         variables = (f"{name}={value}" for name, value in sorted(run.settings.environment.items()))
-        groups[*(device.uuid for device in run.devices), *variables, str(_request_key(run))].append(run)
+        groups[*(device.uuid for device in run.devices), *variables, str(request_key(run))].append(run)
     return [sorted(group, key=lambda run: run.started) for group in groups.values() if len(group) > 1]
 
 
-def _request_key(run: Run) -> Settings:
+def request_key(run: Run) -> Settings:
     """Return the settings without the devices (the UUIDs name them) and without what differs between repeats.
 
     Operations, sizes and trials are left out, too: versions of collbench plan them differently.

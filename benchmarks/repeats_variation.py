@@ -4,10 +4,11 @@
     python benchmarks/repeats_variation.py [--results DIR]
 
 The repeats are those of compare_repeats.py. First table: for each kind of work and class of sizes, the variance of a
-data point's level from run to run, less that of its trials, as a latency (the variance of the time) and as a ratio; and
-of four GPUs, how much of it all links share. Second table: of all couples of repeats, how many comparisons have any
-interval (simultaneous, 99%) that excludes 1, and how many single 95% intervals do: with trials alone, with the default,
-and with all other repeats as history.
+data point's level from run to run, less that of its trials, as a latency (the variance of the time) and as a ratio;
+and of four GPUs, how much of it all links share. Second table: how far the levels of whole machines with as many GPUs
+of a model lie from each other, beside how far runs of one machine do. Third table: of all couples of repeats, how
+many comparisons have any interval (simultaneous, 99%) that excludes 1, and how many single 95% intervals do: with
+trials alone, with the default, and with all other repeats as history.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, variance
 
-from compare_repeats import FAIL_BELOW, RESULTS, repeats
+from compare_repeats import FAIL_BELOW, RESULTS, repeats, request_key
 
 from collbench.judge.between_runs import NO_VARIATION, Key, estimates, in_both, parts_of, points_by_key, varies_as
 from collbench.judge.compare import compare, match_devices
@@ -30,6 +31,7 @@ from collbench.judge.stats import reach, summarize
 from collbench.model.run import DataPoint, Run
 
 MAX_HISTORY = 5
+MIN_RUNS = 4
 EDGES = (0, 2**16, 2**20, 2**24, 2**26)
 NAMES = ("below 64K", "64K to 512K", "1M to 8M", "16M to 32M", "64M and more")
 
@@ -96,6 +98,36 @@ def components(groups: Iterable[Sequence[Run]]) -> None:
         print(f"| {' | '.join([kind, gpu, NAMES[size], f'{weight:,}', *sds])} |")
 
 
+def machines(groups: Iterable[Sequence[Run]]) -> None:
+    """Print the second table: of groups of four runs or more that differ in their GPUs alone."""
+    alike: dict[tuple[str, ...], list[Sequence[Run]]] = defaultdict(list)
+    for runs in groups:
+        if len(runs) >= MIN_RUNS:
+            variables = (f"{name}={value}" for name, value in sorted(runs[0].settings.environment.items()))
+            alike[*(gpu.name for gpu in runs[0].devices), *variables, str(request_key(runs[0]))].append(runs)
+    found: dict[tuple[str, str, int], list[tuple[int, float, float]]] = defaultdict(list)
+    for several in alike.values():
+        # Members by position: the GPUs have other UUIDs.
+        whole: dict[tuple[DataPoint, int], list[list[float]]] = defaultdict(list)
+        for runs in several if len(several) > 1 else ():
+            for point, logs, _, _ in levels(runs):
+                whole[point, len(runs[0].devices)].append(logs)
+        for (point, _), machines_logs in whole.items():
+            if len(machines_logs) > 1:
+                within = fmean(variance(logs) for logs in machines_logs)
+                of_means = fmean(variance(logs) / len(logs) for logs in machines_logs)
+                between = variance([fmean(logs) for logs in machines_logs]) - of_means
+                size = sum(point.size_bytes >= edge for edge in EDGES) - 1
+                gpu = several[0][0].devices[0].name.split()[1]
+                found[varies_as(point.work), gpu, size].append((len(machines_logs) - 1, within, between))
+    head = ("what", "GPU", "sizes", "degrees of freedom", "runs of a machine", "machines")
+    print(f"\n| {' | '.join(head)} |\n{'|---' * len(head)}|")
+    for (kind, gpu, size), rows in sorted(found.items()):
+        weight = sum(freedom for freedom, *_ in rows)
+        within, between = (sum(row[0] * row[part] for row in rows) / weight for part in (1, 2))
+        print(f"| {kind} | {gpu} | {NAMES[size]} | {weight:,} | {math.sqrt(within):.3%} | {signed_root(between):.3%} |")
+
+
 def single_intervals(base: Run, new: Run, history: Sequence[Run], *, trials_only: bool) -> Iterator[tuple[Key, bool]]:
     """Yield for each data point whether its own 95% interval excludes 1."""
     old, now = points_by_key(base), points_by_key(new, match_devices(base, new).positions)
@@ -107,7 +139,7 @@ def single_intervals(base: Run, new: Run, history: Sequence[Run], *, trials_only
 
 
 def calibration(groups: Sequence[Sequence[Run]]) -> None:
-    """Print the second table."""
+    """Print the third table."""
     any_excluded, couples = [0, 0], [0, 0]
     single: dict[str, list[int]] = {name: [0, 0] for name in ("trials alone", "default", "history")}
     large: dict[str, list[int]] = {name: [0, 0] for name in single}
@@ -146,6 +178,7 @@ def main() -> None:
     groups = [runs for runs in repeats(parser.parse_args().results) if runs[0].measurements]
     print(f"{len(groups)} groups of repeats, {sum(map(len, groups))} runs")
     components(groups)
+    machines(groups)
     sys.stdout.flush()
     calibration(groups)
 
