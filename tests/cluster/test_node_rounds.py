@@ -120,7 +120,7 @@ def test_facing_leaves_send_or_receive_with_all_their_nodes() -> None:
             assert not above or all(pod[a] == pod[b] for a, b in pairs)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
     ("changes", "slow"),
     [

@@ -70,7 +70,7 @@ def leaves_of(sizes: Sequence[int]) -> list[set[int]]:
 LEAVES = [(8, 8, 8, 8), (12, 5, 9, 6), (3, 20, 4, 5), (4, 4, 4, 4), (6, 3, 7)]
 
 
-@pytest.mark.parametrize("ratio", [1.5, 2.0, 4.0])
+@pytest.mark.parametrize("ratio", [1.5, 4.0])
 @pytest.mark.parametrize("sizes", LEAVES)
 def test_no_healthy_node_is_slow_behind_oversubscribed_uplinks(sizes: tuple[int, ...], ratio: float) -> None:
     assert surveyed(sizes, ratio, {}, seed=sum(sizes)).judgement.slow_nodes == ()

@@ -30,7 +30,7 @@ from tests.native.recorded import Made, play
 
 # 10^5 and more: COLLBENCH_INVARIANTS=100000.
 REFUSALS: list[str] = []
-TRIES = int(os.environ.get("COLLBENCH_INVARIANTS", "400"))
+TRIES = int(os.environ.get("COLLBENCH_INVARIANTS", "150"))
 
 
 def times(starts: Sequence[int], number: int = 0) -> Repetition:
