@@ -27,7 +27,6 @@ from collbench.choose.bands import (
     predict,
     ring_bound,
     ring_table,
-    slowest_hop,
 )
 from collbench.choose.choice import Candidate
 from collbench.choose.wiring import CROWDED, Sets, Values, Wiring
@@ -269,7 +268,8 @@ def finalists(wired: Wiring, candidates: Candidates, chosen: int, delta: float) 
     if candidates.hops[chosen]:
         least = min(least, CROWDED * candidates.hi[chosen])
     able = np.maximum(candidates.bound, candidates.tree) >= least * (1 - delta)
-    kinds = _kinds(wired, candidates, delta)
+    lo, hi, tree = _steps(np.array([candidates.lo, candidates.hi, candidates.tree]), delta)
+    kinds = np.array([lo, hi, candidates.hops, tree]).T
     order = np.lexsort((-_inside(wired, candidates), *kinds.T[::-1]))
     order = order[able[order]]
     picked = [chosen]
@@ -375,27 +375,6 @@ def with_default(wired: Wiring, sets: Sequence[Members]) -> tuple[Candidate, ...
     return tuple(
         Candidate(some, predict(wired.of(some)), default=some == default) for some in dict.fromkeys([*sets, default])
     )
-
-
-def _kinds(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.float64]:
-    """Return the figures that separate sets, smaller is better, shape (sets, figures); rates in steps of δ.
-
-    The figures: the band, the hops, how crowded, the slowest pair, and the tree.
-    """
-    lo, hi, tree = (_steps(some, delta) for some in (candidates.lo, candidates.hi, candidates.tree))
-    return np.column_stack([lo, hi, candidates.hops, _burdens(wired, candidates, delta), tree])
-
-
-def _burdens(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.float64]:
-    """Return what slows a ring and no band shows, smaller is better, shape (sets, 3).
-
-    The most members on one host bridge and on one NUMA node: what they share there, no pair shows. And the slowest
-    pair, in steps of δ, 0 for sets on NVLinks: NCCL's ring over PCIe may use it though a better ring does not.
-    """
-    groups = (of[candidates.sets] for of in (wired.host, wired.socket))
-    crowds = [(some[:, :, None] == some[:, None, :]).sum(axis=2).max(axis=1) for some in groups]
-    slowest = _steps(slowest_hop(wired, candidates.sets), delta)
-    return np.column_stack([*crowds, np.where(candidates.hops > 0, slowest, 0.0)])
 
 
 def _steps(rates: Values, delta: float) -> Values:
