@@ -220,3 +220,26 @@ def test_a_set_with_fewer_rings_than_links_allow_says_nothing_about_one_with_a_s
     field = Candidates(all_sets(6, 3), lo, hi, 0 * alike, lo, 0 * alike, hi, heuristic=False)
     found = further(machine(slow={(0, 3): 10.0}), field, {(0, 1, 2): 39.5, (3, 4, 5): 39.0}, 0.02, 1.0)
     assert [some.members for some in found] == [(0, 1, 3)]
+
+
+@pytest.mark.parametrize(("most", "expected"), [(42.0, [(3, 4, 5)]), (32.0, [])])
+def test_more_than_two_gpus_may_reach_a_quarter_more_of_their_nvlinks_than_pairs_do(
+    most: float, expected: list[Members]
+) -> None:
+    """Of the wide band that was measured it is not known what it shows; the other was predicted to reach less."""
+    sets, alike = list(combinations(range(6), 3)), np.ones(20)
+    ends = {(0, 1, 2): (30.0, 60.0), (3, 4, 5): (20.0, most)}
+    lo, hi = (np.array([ends.get(some, (10.0, 10.0))[end] for some in sets]) for end in (0, 1))
+    field = Candidates(all_sets(6, 3), lo, hi, 0 * alike, lo, 0 * alike, hi, heuristic=False)
+    wired = machine(slow={(3, 5): 10.0})
+    assert [some.members for some in further(wired, field, {(0, 1, 2): 42.3}, 0.02, 1.0)] == expected
+
+
+def test_of_sets_that_nccl_cannot_tell_apart_one_is_measured() -> None:
+    """Two by two on three host bridges, in the order of bus ids: a ring of four is known for each order of bridges."""
+    wired, sets = machine(hosts=((0, 1), (2, 3), (4, 5))), all_sets(6, 4)
+    alike = np.ones(len(sets))
+    field = Candidates(sets, 30 * alike, 100 * alike, 4 * alike, 30 * alike, 0 * alike, 100 * alike, heuristic=False)
+    found = [some.members for some in further(wired, field, {(0, 1, 2, 3): 50.0}, 0.02, 1.0)]
+    orders = [[some[place] // 2 == some[place + 1] // 2 for place in range(3)] for some in found]
+    assert sorted(orders) == [[False, False, True], [False, True, False], [True, False, False]]

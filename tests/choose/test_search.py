@@ -56,6 +56,40 @@ def test_one_member_below_a_switch_has_its_chains_share_of_a_hop_in_every_search
     assert search(machine, 3, 0.02).hops[0] == pytest.approx(4 / 3)
 
 
+def half_duplex_hosts(memory_gbs: float, slot_gbs: float) -> tuple[Wiring, dict[tuple[int, ...], float]]:
+    """Return six devices on two host bridges, and what the ring of each set of three reaches.
+
+    Both directions of a pair share the memory that hops on one bridge go through; a ring's single hop does not share.
+    """
+    paths, rates = {}, np.zeros((6, 6))
+    for pair in combinations(range(6), 2):
+        near = pair[0] // 3 == pair[1] // 3
+        paths[pair] = Path(pair, "PHB" if near else "SYS")
+        rates[pair] = rates[pair[::-1]] = min(slot_gbs, memory_gbs / 2) if near else slot_gbs
+    reached = {}
+    for some in combinations(range(6), 3):
+        ring = zip(some, (*some[1:], some[0]), strict=True)
+        hosts = [a // 3 for a, b in ring if a // 3 == b // 3]
+        reached[some] = min(slot_gbs, memory_gbs / max(hosts.count(0), hosts.count(1)))
+    return wiring(gpus(6), paths, rates), reached
+
+
+@pytest.mark.parametrize("memory_gbs", [30.0, 40.0, 50.0, 70.0, 100.0])
+def test_no_ring_over_pcie_exceeds_the_bound_though_a_hop_may_be_faster_than_its_pair(memory_gbs: float) -> None:
+    machine, reached = half_duplex_hosts(memory_gbs, slot_gbs=40.0)
+    bounds = search(machine, 3, 0.02).bound
+    assert all(bound >= gbs for bound, gbs in zip(bounds, reached.values(), strict=True))
+    assert max(bounds) <= 40.0
+
+
+def test_of_more_than_eight_in_a_mesh_only_one_ring_is_sure() -> None:
+    """Each GPU has sixteen links to the other eight, so the cuts allow as many rings; no packing of so many members is known to exist."""
+    paths = {pair: Path(pair, "NV2", nvlinks=2) for pair in combinations(range(10), 2)}
+    rates = np.where(np.eye(10), 0.0, V100["NV2"])
+    found = search(wiring(gpus(10, name="made"), paths, rates), 9, 0.02)
+    assert found.lo == pytest.approx(V100["NV2"] / 2)
+
+
 def test_a_matrix_of_a_thousand_devices_finds_the_fast_island() -> None:
     """Eight of 1,024 at 300 GB/s among themselves, 40 elsewhere; the islands of the others have 200."""
     node = np.arange(1024) // 8
