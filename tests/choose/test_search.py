@@ -83,7 +83,7 @@ def test_no_ring_over_pcie_exceeds_the_bound_though_a_hop_may_be_faster_than_its
 
 
 def test_of_more_than_eight_in_a_mesh_only_one_ring_is_sure() -> None:
-    """Each GPU has sixteen links to the other eight, so the cuts allow as many rings; no packing of so many members is known to exist."""
+    """Cuts allow sixteen, one for each link of a GPU to the other eight; no packing of so many is known to exist."""
     paths = {pair: Path(pair, "NV2", nvlinks=2) for pair in combinations(range(10), 2)}
     rates = np.where(np.eye(10), 0.0, V100["NV2"])
     found = search(wiring(gpus(10, name="made"), paths, rates), 9, 0.02)
