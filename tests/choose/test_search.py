@@ -66,7 +66,7 @@ def half_duplex_hosts(memory_gbs: float, slot_gbs: float) -> tuple[Wiring, dict[
         near = pair[0] // 3 == pair[1] // 3
         paths[pair] = Path(pair, "PHB" if near else "SYS")
         rates[pair] = rates[pair[::-1]] = min(slot_gbs, memory_gbs / 2) if near else slot_gbs
-    reached = {}
+    reached = dict[tuple[int, ...], float]()
     for some in combinations(range(6), 3):
         ring = zip(some, (*some[1:], some[0]), strict=True)
         hosts = [a // 3 for a, b in ring if a // 3 == b // 3]
