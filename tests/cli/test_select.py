@@ -126,6 +126,8 @@ def test_a_simulated_machine_and_a_saved_run_of_it_refuse_a_busy_gpu_alike(progr
         ("a run and none", ("2", "r", "--fresh"), "use only one"),
         ("elsewhere without a run", ("2", "--any-machine"), "write select K RUN.JSON --any-machine"),
         ("labels that should be verified", ("2", "--topology", "t", "--verify"), "use only one"),
+        ("labels that should not be", ("2", "--topology", "none.txt", "--no-verify"), "none.txt"),
+        ("a run of elsewhere that should not be", ("2", "none.json", "--any-machine", "--no-verify"), "none.json: No"),
         ("one GPU that should be verified", ("1", "--verify"), "one device has none"),
         ("cores for docker", ("2", "--backend", "host", "--format", "docker"), "--format list"),
         ("a machine that is not simulated", ("2", "--fabric", "dgx-1v"), "add --backend sim"),

@@ -196,7 +196,9 @@ _NEEDS = (
 
 def check_together(context: click.Context) -> None:
     """Raise UsageError for options that exclude each other, or lack another. Variables count as options."""
-    given = typed(context)
+    given = {
+        name: word for name, word in typed(context).items() if context.params.get(name) is not False
+    }  # --no-verify
     for name, others, why in _EXCLUSIVE:
         for other in others:
             from_outside = context.get_parameter_source(other) is ParameterSource.ENVIRONMENT
