@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.judge.stats import (
+    chance_beyond,
     half_width,
     median_interval,
     student,
@@ -187,3 +188,18 @@ def test_the_noise_of_trials(title: str, points: list[list[float]], noise: float
 @pytest.mark.parametrize(("noise", "delta"), [(0.0, 0.02), (0.005, 0.02), (0.01, 0.03), (0.1, 0.3)])
 def test_a_tie_is_within_two_percent_or_three_sigma(noise: float, delta: float) -> None:
     assert tie_threshold(noise) == pytest.approx(delta)
+
+
+@pytest.mark.parametrize(("own", "peers", "times"), [(1, 3, 3.0), (2, 3, 2.0), (2, 2, 3.5), (3, 2, 1.0), (3, 5, 1.0)])
+def test_how_often_noise_lies_far_beyond_that_of_others(own: int, peers: int, times: float) -> None:
+    """Drawn 200,000 times with a fixed seed; the allowance is five standard errors."""
+    rng = np.random.default_rng(3)
+    often = {}
+    for name, draw in (("exponential", rng.exponential), ("normal", rng.normal), ("bounded", rng.uniform)):
+        ours, others = np.abs(draw(size=(200_000, own))), np.abs(draw(size=(200_000, peers)))
+        often[name] = float((ours.min(axis=1) >= times * others.max(axis=1)).mean())
+    chance = chance_beyond(own, peers, times)
+    allowance = 5 * math.sqrt(chance / 200_000)
+    assert often["exponential"] == pytest.approx(chance, abs=allowance)
+    assert max(often.values()) <= chance + allowance
+    assert chance_beyond(own, peers, 1e6) > 0

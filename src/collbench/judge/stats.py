@@ -430,6 +430,20 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
     return whole
 
 
+_LEAST_CHANCE = 1e-12  # no model of noise is surer
+
+
+def chance_beyond(own: int, peers: int, times: float) -> float:
+    """Return the chance that the noise of all of `own` trials is so many times the largest of `peers` trials or more.
+
+    This is exact for exponential noise, and by ranks for any if `times` is 1. Noise whose tail is lighter, such as
+    normal noise, is so far out less often.
+    """
+    draws = own * times
+    log = math.lgamma(peers + 1) + math.lgamma(draws + 1) - math.lgamma(peers + draws + 1)
+    return max(_LEAST_CHANCE, math.exp(log))
+
+
 @functools.cache
 def median_deviation(n: int) -> float:
     """Return the standard deviation of the median of n independent standard normals (MEDIAN_ERROR/√n for large n)."""

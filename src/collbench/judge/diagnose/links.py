@@ -46,7 +46,7 @@ from collbench.judge.diagnose.verdict import (
     on,
     slots,
 )
-from collbench.judge.stats import MAD_TO_SIGMA, MEDIAN_ERROR
+from collbench.judge.stats import MAD_TO_SIGMA, MEDIAN_ERROR, chance_beyond
 from collbench.machine.labels import UNKNOWN, chained, rank_key
 from collbench.model.operations import Work
 from collbench.model.run import Members
@@ -62,8 +62,9 @@ _REMOTE = -math.log(0.6)
 _MAX_STAGED = 0.70
 # With fewer trials of healthy peers, those of other labels and works tell what noise is like.
 _ENOUGH_TRIALS = 12
-# Beyond this many times the lowest of twelve trials, three trials lie in 3 of 1e6 cases even if noise is exponential.
+# Ranks alone tell up to this many times the peers' lowest trial; beyond that, what exponential noise does so far out.
 _FAR_BEYOND = 3.0
+_LEAST_NOISE = 1e-6
 # The upper quartile lies this many σ above the middle of a normal distribution.
 _UPPER_QUARTILE = 0.6745
 
@@ -74,7 +75,7 @@ class Gap(NamedTuple):
     reading: Reading
     gap: float
     error: float
-    chance: float = 0.0  # that noise alone makes all of its trials so low, whatever the distribution of the noise
+    chance: float  # that noise alone makes all of its trials so low
 
     @property
     def normal(self) -> float:
@@ -327,16 +328,19 @@ def _chance(reading: Reading, below: float, deviations: Sequence[float]) -> floa
     """Return the chance that noise alone makes all trials of a reading (of seven, all but one) lie so far below.
 
     By ranks: of all trials, its own and those of its peers, its own are as likely to be the lowest as any others. This
-    assumes nothing of the distribution of noise, which is often skewed, because a rate has a ceiling. Far beyond all of
-    its peers' trials a few are enough. A reading that is noisier than its peers lies less far below, in its own noise.
+    assumes nothing of the distribution of noise, which is often skewed, because a rate has a ceiling, but that it is as
+    wide: a reading that is noisier than its peers lies less far below, in its own noise. Far beyond all of its peers'
+    trials the chance is that of exponential noise, which falls off more slowly than normal noise.
     """
     if not deviations:
         return 1.0
-    below /= reading.noisier  # its peers' trials show what noise is like, for a reading as noisy as they are
-    if below > _FAR_BEYOND * -deviations[0]:
-        return 0.0
+    below /= reading.noisier
     own, peers, lower = len(reading.trials), len(deviations), bisect_right(deviations, -below)
-    if reading.high == reading.trials[-1]:
+    but_one = reading.high != reading.trials[-1]
+    times = below / max(-deviations[0], _LEAST_NOISE)
+    if times > _FAR_BEYOND:
+        return own * chance_beyond(own - 1, peers, times) if but_one else chance_beyond(own, peers, times)
+    if not but_one:
         return math.comb(own + lower, own) / math.comb(own + peers, own)
     lowest = own - 1 + lower
     ways = math.comb(lowest, own - 1) * (own + peers - lowest) + math.comb(lowest, own)
