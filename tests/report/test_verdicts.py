@@ -116,3 +116,10 @@ def test_a_throttled_gpu_without_a_peer_to_be_compared_with_is_said() -> None:
     assert shown.startswith("Labels, tools and measurement agree.")
     assert "health    throttled: SW thermal slowdown on GPU0 in " in shown
     assert "health" not in page(simulate(replace(two, faults=()), asked, 1))
+
+
+def test_a_whole_page_says_how_often_healthy_machines_are_accused_as_the_method_does() -> None:
+    said = re.search(r"errs +of simulated machines without a fault (.*) are accused", page(h200()))
+    method = (Path(__file__).parents[2] / "docs/method/verdicts.md").read_text().partition("**Error rate**")[2]
+    assert said is not None
+    assert f"healthy machines {said[1]} are accused" in " ".join(method.split())
