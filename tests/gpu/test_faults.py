@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.gpu.machine import need_gpus, need_nccl
 
 need_gpus(2)
@@ -69,27 +67,18 @@ def _run(folder: Path) -> dict[str, Any]:
     return run
 
 
-@pytest.mark.parametrize(
-    ("title", "signal_number", "status", "message"),
-    [
-        ("a stopped worker", signal.SIGSTOP, 4, "hang: no answer within"),
-        ("a killed worker", signal.SIGKILL, 1, "crash: the worker process died (signal 9, SIGKILL)"),
-    ],
-)
-def test_a_lost_worker_costs_its_point_at_most_and_the_sweep_goes_on(
-    tmp_path: Path, title: str, signal_number: int, status: int, message: str
-) -> None:
+def test_a_killed_worker_costs_its_point_at_most_and_the_sweep_goes_on(tmp_path: Path) -> None:
     with _running(tmp_path, "pairs", "--devices", "0,1", *_LONG) as program:
         _wait_until((tmp_path / "run.json").exists)  # trials have begun
-        os.kill(_worker_of(program), signal_number)
+        os.kill(_worker_of(program), signal.SIGKILL)
         out, err = program.communicate(timeout=_TIMEOUT_S)
-    assert program.returncode == status, title
-    assert out.splitlines()[0] in err, title
+    assert program.returncode == 1
+    assert out.splitlines()[0] in err
     run = _run(tmp_path)
     failed = [measurement for measurement in run["measurements"] if measurement["stop"] == "failed"]
-    assert (run["complete"], len(run["measurements"]), len(failed)) == (True, _POINTS, 1), title
-    assert failed[0]["failure"]["kind"] == ("hang" if status == 4 else "crash"), title
-    assert message in " ".join(out.split()), title  # lines are wrapped
+    assert (run["complete"], len(run["measurements"]), len(failed)) == (True, _POINTS, 1)
+    assert failed[0]["failure"]["kind"] == "crash"
+    assert "crash: the worker process died (signal 9, SIGKILL)" in " ".join(out.split())  # lines are wrapped
 
 
 def test_a_killed_program_leaves_its_trials(tmp_path: Path) -> None:
