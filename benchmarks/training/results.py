@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from collbench.ablations.ablation import Ablation, ArmsResult, load
-from collbench.judge.stats import summarize
-from collbench.runfile import run_file
 
 _CURVE = re.compile(r"curves-(\d+)-(p2p|nop2p)-(\w+)\.json")
 
@@ -40,16 +38,6 @@ class AblationResult:
     def job(self) -> str:
         """The job's name: "DDP bf16"."""
         return f"{self.strategy.upper()} {self.dtype}"
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Busbw in GB/s of a collective by message size in bytes, measured on `ranks` GPUs."""
-
-    ranks: int
-    p2p: bool
-    operation: str
-    busbw: dict[int, float]
 
 
 def hardware(gpus: Sequence[str]) -> str:
@@ -91,31 +79,6 @@ def summary(path: Path) -> dict[str, str]:
 def step_ms(job: dict[str, str]) -> float:
     """Return a job's median step in ms."""
     return float(job["median_step"].removesuffix("ms"))
-
-
-def buckets(folder: Path) -> dict[str, list[int]]:
-    """Return the bytes of a step's messages by job, from the gpt2-*.txt written with --profile-buckets."""
-    sizes_by_job = {}
-    for path in sorted(folder.glob("gpt2-*.txt")):
-        text = path.read_text(encoding="utf-8")
-        sizes = [int(size) for size in re.findall(r"^bucket \d+ bytes=(\d+)$", text, re.MULTILINE)]
-        summary = re.search(r"^summary .*strategy=(\w+) dtype=(\w+)", text, re.MULTILINE)
-        if sizes and summary:
-            sizes_by_job[f"{summary[1].upper()} {summary[2]}"] = sizes
-    return sizes_by_job
-
-
-def curves(folder: Path) -> list[Curve]:
-    """Return the folder's curves (curves-RANKS-p2p|nop2p-OPERATION.json). Raises CollbenchError."""
-    curves_found = []
-    for path in sorted(folder.glob("curves-*.json")):
-        match = _CURVE.fullmatch(path.name)
-        if match is None:
-            continue
-        measured = run_file.load(path).measured()
-        busbw = {measurement.point.size_bytes: summarize(measurement).busbw for measurement in measured}
-        curves_found.append(Curve(int(match[1]), match[2] == "p2p", match[3], busbw))
-    return curves_found
 
 
 def scaling(folder: Path) -> dict[str, Any] | None:

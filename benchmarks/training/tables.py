@@ -11,14 +11,12 @@ from typing import Any
 from scipy.stats import t as student
 
 from collbench.ablations.ablation import ArmResult, Ratio
-from collbench.model.units import format_size
 
-from . import bound, published, results
+from . import bound, results
 from .bound import Pair
-from .results import AblationResult, Curve
+from .results import AblationResult
 
 MISSING = "*Not measured yet.*"
-_SIZES = (1 << 20, 1 << 24, 1 << 26, 1 << 30)  # of messages, in the table of curves
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -27,23 +25,10 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
-def headline(folder: Path) -> list[str]:
-    """Return a sentence for each ablation: how much longer a step takes without P2P."""
-    return [f"- {_sentence(ablation_result)}" for ablation_result in results.ablations(folder)]
-
-
 def picture(folder: Path, name: str, caption: str) -> list[str]:
     """Return the lines that show a picture of training_plots.py in a page of docs/; none without the picture."""
     path = folder / f"{name}.svg"
     return [f"![{caption}](../benchmarks/results/{folder.name}/{path.name})", ""] if path.exists() else []
-
-
-def _sentence(ablation_result: AblationResult) -> str:
-    ratio = ablation_result.result.ratio
-    job = f"{ablation_result.job} on {results.hardware(ablation_result.ablation.gpus)}"
-    if ratio.low <= 1 <= ratio.high:
-        return f"{job}: no difference shown, a step takes {_ratio(ratio)} times as long without P2P."
-    return f"{job}: a step takes **{ratio.middle:.2f} times** as long without P2P ({ratio.low:.2f}–{ratio.high:.2f})."
 
 
 def gpt2(folder: Path) -> list[str]:
@@ -103,39 +88,11 @@ def _exposed(local: Pair, job: Pair) -> Sequence[str]:
     return (" / ".join(f"{local_step:.2f}" for local_step in local_ms), *exposed)
 
 
-def buckets(folder: Path) -> list[str]:
-    """Return the table of messages that DDP sends in a step, in order."""
-    sizes_by_job = results.buckets(folder)
-    rows = [
-        (job, str(len(sizes)), ", ".join(f"{size / 2**20:.1f}" for size in sizes))
-        for job, sizes in sizes_by_job.items()
-    ]
-    return markdown(("job", "all-reduces", "MiB each, in order"), rows) if rows else []
-
-
 def bounds(folder: Path) -> list[str]:
     """Return the table of steps, the host's time in them, and their extra time without P2P, at two batches."""
     rows = list(bound.rows(folder))
     head = ("job", "GPUs", "batch per GPU", "step with P2P, ms", "the host's own, ms")
     return markdown((*head, "extra without P2P, ms"), rows) if rows else []
-
-
-def curves(folder: Path) -> list[str]:
-    """Return the table of bandwidths of the collectives that training uses, with P2P and without."""
-    pairs: dict[tuple[str, int], dict[bool, Curve]] = {}
-    for curve in results.curves(folder):
-        pairs.setdefault((curve.operation, curve.ranks), {})[curve.p2p] = curve
-    rows = [
-        (operation, str(ranks), *(_both(arms, size) for size in _SIZES))
-        for (operation, ranks), arms in sorted(pairs.items())
-    ]
-    head = ("busbw with P2P / without, GB/s", "GPUs", *(format_size(size) for size in _SIZES))
-    return markdown(head, rows) if rows else []
-
-
-def _both(curve: dict[bool, Curve], size: int) -> str:
-    busbw = (curve[p2p].busbw.get(size) if p2p in curve else None for p2p in (True, False))
-    return " / ".join(f"{gbs:.1f}" if gbs is not None else "–" for gbs in busbw)
 
 
 FIXED = {
@@ -193,48 +150,6 @@ def margin(row: dict[str, Any]) -> float:
     return 1.96 * math.sqrt(shares[0] * (1 - shares[0]) / row["held_out"])
 
 
-def published_scaling() -> list[str]:
-    """Return the published table of EfficientNet on CIFAR-10."""
-    first = published.IMAGES[0].seconds
-    rows = [
-        (
-            str(row.gpus),
-            f"{row.seconds:.0f}",
-            f"{first / row.seconds:.2f}",
-            f"{first / row.seconds / row.gpus:.0%}",
-            f"{row.accuracy:.2f}",
-        )
-        for row in published.IMAGES
-    ]
-    return markdown(("GPUs", "time, s", "speed-up", "efficiency", "accuracy, %"), rows)
-
-
-def seeds(folder: Path) -> list[str]:
-    """Return the table of accuracies of jobs that were trained from several seeds; nothing where there was one."""
-    data = results.repeated(folder)
-    # on one GPU all series begin with the same job, which is shown once
-    jobs = {(row["gpus"], row["batch_per_gpu"], row["raised"]): row for row in reversed(data["rows"] if data else [])}
-    rows = [row for row in jobs.values() if len(accuracies(row)) > 1]
-    if not rows:
-        return []
-    head = (
-        "fixed",
-        "GPUs",
-        "images a step",
-        "steps",
-        f"accuracy of {len(accuracies(rows[0]))} trainings, %",
-        "from – to",
-    )
-    rows.sort(key=lambda row: (list(FIXED).index(row["series"]), row["gpus"], row["global_batch"]))
-    return markdown(head, [_seeds_row(row) for row in rows])
-
-
-def _seeds_row(row: dict[str, Any]) -> Sequence[str]:
-    shares = [100 * share for share in accuracies(row)]
-    mean_accuracy = f"{fmean(shares):.1f} ± {100 * margin(row):.1f}"
-    return (*_trained(row), mean_accuracy, f"{min(shares):.1f} – {max(shares):.1f}")
-
-
 def _scaling_of(folder: Path) -> list[str]:
     data = results.scaling(folder)
     if data is None:
@@ -243,23 +158,11 @@ def _scaling_of(folder: Path) -> list[str]:
     return [*image_lines, *scaling(data)]
 
 
-def launch(folder: Path) -> list[str]:
-    """Return the output of benchmarks/launch_cost.py, unchanged."""
-    path = folder / "launch-cost.txt"
-    return [f"    {line}".rstrip() for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-
-
 TABLES: dict[str, Callable[[Path], list[str]]] = {
-    "headline": headline,
     "gpt2": gpt2,
     "exposed": exposed,
-    "buckets": buckets,
     "bound": bounds,
-    "curves": curves,
     "scaling": _scaling_of,
-    "seeds": seeds,
-    "launch": launch,
-    "published-scaling": lambda _: published_scaling(),
 }
 
 
