@@ -90,6 +90,7 @@ def test_all_devices_in_one_collective() -> None:
         ("a worker that died", FailureKind.CRASH, [Kind.FAILED]),
         ("an older version's, which saved no kind", None, [Kind.FAILED]),
         ("not tried", FailureKind.UNTRIED, []),
+        ("a worker that could hardly run", FailureKind.BUSY, []),
     ],
 )
 def test_other_failures_are_no_hang_whatever_their_words(

@@ -125,7 +125,12 @@ class TroubleKind(StrEnum):
     REFUSED = "P2P refused by the driver"
     ERROR = "error"
     FAILED = "failed"
+    BUSY = "busy host"
     UNTRIED = "not tried"
+
+
+# Nothing is known to be wrong with such data points.
+UNANSWERED = (TroubleKind.BUSY, TroubleKind.UNTRIED)
 
 
 # Of the others it is that of a failure.
@@ -171,10 +176,8 @@ class Outcome:
 
     @property
     def device_sets(self) -> tuple[tuple[int, ...], ...]:
-        """The sets of devices where something went wrong, each once; what was not tried is not known to be wrong."""
-        return tuple(
-            dict.fromkeys(trouble.devices for trouble in self.troubles if trouble.kind is not TroubleKind.UNTRIED)
-        )
+        """The sets of devices where something went wrong, each once."""
+        return tuple(dict.fromkeys(trouble.devices for trouble in self.troubles if trouble.kind not in UNANSWERED))
 
     def failed(self, members: Collection[int]) -> bool:
         """Return whether something went wrong on this very set of devices."""
@@ -186,11 +189,10 @@ class Outcome:
         return kinds == {TroubleKind.IMPOSSIBLE}
 
     def kinds(self, members: Collection[int]) -> set[TroubleKind]:
-        """Return what is wrong with the data points of this very set, apart from those that were not tried."""
+        """Return what is wrong with the data points of this very set."""
         own = tuple(sorted(members))
-        return {trouble.kind for trouble in self.troubles if own in (trouble.measured or {trouble.devices})} - {
-            TroubleKind.UNTRIED
-        }
+        kinds = {trouble.kind for trouble in self.troubles if own in (trouble.measured or {trouble.devices})}
+        return kinds.difference(UNANSWERED)
 
     def within(self, members: Collection[int]) -> tuple[tuple[int, ...], ...]:
         """Return the smallest sets of devices among these positions where something went wrong."""

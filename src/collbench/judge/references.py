@@ -15,7 +15,7 @@ from itertools import chain, combinations
 
 from collbench.judge import between_runs
 from collbench.judge.between_runs import Key, estimates, points_by_key
-from collbench.judge.outcome import TroubleKind, outcome, unordered
+from collbench.judge.outcome import UNANSWERED, TroubleKind, outcome, unordered
 from collbench.judge.physics import MARGIN, Impossible, Nvls, impossible, nvls
 from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import MIN_TRIALS, Variance, reach, summarize
@@ -256,8 +256,8 @@ def place(reference: Reference, gbs: float) -> ReferenceVerdict:
 _ALPHA = 0.01  # the chance that any answer of a run is wrong
 # Normal is a claim, too: a rate below the band is called normal in at most 2.5% of cases.
 _NORMAL_ALPHA = 0.05
-# Where nothing failed: it was not tried, or its rates are wrong.
-_NO_FAILURES = (TroubleKind.UNTRIED, TroubleKind.IMPOSSIBLE)
+# Where nothing failed: it was not tried, its host was busy, or its rates are wrong.
+_NO_FAILURES = (*UNANSWERED, TroubleKind.IMPOSSIBLE)
 _Judging = tuple[Reference, list[Key]]
 
 

@@ -78,8 +78,6 @@ def crossings_of(run: Run) -> dict[Link, tuple[Crossing, ...]]:
         work, size, link = point.work, point.size_bytes, (point.members[0], point.members[1])
         if measurement.wrong:
             crossing = Crossing(work, size, wrong=WrongData(work, size, link, measurement.wrong))
-        elif measurement.failure and measurement.failure.kind is FailureKind.BUSY:
-            continue
         elif measurement.failure:
             crossing = Crossing(work, size, failure=measurement.failure)
         elif measurement.samples:

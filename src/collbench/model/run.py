@@ -250,8 +250,8 @@ class Measurement:
 
     @property
     def untried(self) -> bool:
-        """True if it was not started, because others before it had failed."""
-        return self.failure is not None and self.failure.kind is FailureKind.UNTRIED
+        """True if nothing is known of it: others before it had failed, or the host was too busy to run its process."""
+        return self.failure is not None and self.failure.kind in (FailureKind.UNTRIED, FailureKind.BUSY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from itertools import combinations, permutations
 
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts
 from collbench.judge.diagnose.verdict import Link
-from collbench.judge.outcome import Absence, AbsenceKind, Absences, TroubleKind, outcome
+from collbench.judge.outcome import UNANSWERED, Absence, AbsenceKind, Absences, outcome
 from collbench.judge.stats import MIN_TRIALS
 from collbench.machine.labels import is_nvlink
 from collbench.model.operations import Operation, Variant, Work
@@ -53,18 +53,18 @@ def coverage(facts: Facts) -> Coverage:
     """Return which pairs of a run were judged.
 
     A pair is judged by copies of 16 MiB or more both ways, or by a collective of 64 MiB or more on it, three trials
-    each, if nothing on it failed, moved wrong data or was left untried. Smaller messages show no bandwidth to hold
+    each, if nothing on it failed, moved wrong data or is unanswered. Smaller messages show no bandwidth to hold
     against a label.
     """
     run = facts.run
     troubles, absences = outcome(run), Absences(run)
-    untried = {trouble.devices for trouble in troubles.troubles if trouble.kind is TroubleKind.UNTRIED}
+    unanswered = {trouble.devices for trouble in troubles.troubles if trouble.kind in UNANSWERED}
     judged: list[Pair] = []
     missed: dict[Pair, Absence] = {}
     for pair in combinations(range(len(run.devices)), 2):
         if troubles.failed(pair):
             missed[pair] = Absence(AbsenceKind.FAILED)
-        elif pair not in untried and _judged(facts, pair):
+        elif pair not in unanswered and _judged(facts, pair):
             judged.append(pair)
         else:
             missed[pair] = _why(run, absences, pair)
