@@ -261,7 +261,7 @@ def import_job(
     if not files:
         raise UsageError("no trace to import: name one file for each rank")
     length = None if calls_per_step is None else keywords.whole("calls_per_step", calls_per_step, least=1)
-    indices = None if devices is None else tuple(keywords.whole("devices", one) for one in keywords.several(devices))
+    indices = None if devices is None else tuple(keywords.whole("devices", gpu) for gpu in keywords.several(devices))
     atomic_write.check(path, _DOING, "--output", force=keywords.flag("force", force))
     if (length or indices) and len(files) == 1 and format_of(files[0]) == JOB:
         job = job_file.load(files[0])

@@ -180,7 +180,7 @@ def report(job: Job, rank: int | None = None, alone: Mapping[int, float] | None 
 
     `alone` are seconds by index in the job's table of calls.
     """
-    phases = {one.rank: phase for one in job.ranks if (phase := shown_phase(one)) is not None}
+    phases = {job_rank.rank: phase for job_rank in job.ranks if (phase := shown_phase(job_rank)) is not None}
     chosen = min(phases, default=None) if rank is None else rank
     if chosen is None or chosen not in phases:
         return None
@@ -211,9 +211,11 @@ def report(job: Job, rank: int | None = None, alone: Mapping[int, float] | None 
             alone=(alone or {}).get(call),
         )
 
-    rank_rows = tuple(_rank_row(job, one, phases.get(one.rank), groups, repetitions) for one in job.ranks)
-    late = [_within(one, group.ranks, rank_rows) for group in groups for one in _late(group)]
-    passed = (exposure(one, repetitions, row.waiting) for one, row in zip(job.ranks, rank_rows, strict=True))
+    rank_rows = tuple(
+        _rank_row(job, job_rank, phases.get(job_rank.rank), groups, repetitions) for job_rank in job.ranks
+    )
+    late = [_within(late_rank, group.ranks, rank_rows) for group in groups for late_rank in _late(group)]
+    passed = (exposure(job_rank, repetitions, row.waiting) for job_rank, row in zip(job.ranks, rank_rows, strict=True))
     return Report(
         job=job,
         rank=chosen,
@@ -222,8 +224,8 @@ def report(job: Job, rank: int | None = None, alone: Mapping[int, float] | None 
         counted=len(repetitions),
         rows=tuple(row(call, indices) for call, indices in _equal(job, phase).items()),
         ranks=rank_rows,
-        gpu=tuple(one for one in passed if one is not None),
-        late=tuple(sorted(late, key=lambda one: (-one.waits, one.rank))),
+        gpu=tuple(exposed for exposed in passed if exposed is not None),
+        late=tuple(sorted(late, key=lambda late_rank: (-late_rank.waits, late_rank.rank))),
         late_known=any(len(group.judged) for group in groups),
         turns=() if late or len(groups) != 1 or not groups[0].whole else _turns(groups[0]),
     )
@@ -251,13 +253,15 @@ def common(job: Job) -> tuple[int, ...]:
 
     If none has a known length, that is not asked for.
     """
-    return tuple(_settled(_kept(job, lambda one: one.step > 0) or _kept(job)))
+    return tuple(_settled(_kept(job, lambda sample: sample.step > 0) or _kept(job)))
 
 
 def _kept(job: Job, wanted: Callable[[Sample], bool] = lambda _: True) -> set[int]:
     """Return the repetitions of which all ranks kept a sample that is wanted."""
     phases = [phase for rank in job.ranks if (phase := shown_phase(rank))]
-    return set.intersection(*({one.repetition for one in phase.samples if wanted(one)} for phase in phases or [_NONE]))
+    return set.intersection(
+        *({sample.repetition for sample in phase.samples if wanted(sample)} for phase in phases or [_NONE])
+    )
 
 
 def _sampled(phase: Phase, repetitions: Sequence[int], field: str, *, zeros: bool = False) -> Values:
@@ -266,7 +270,7 @@ def _sampled(phase: Phase, repetitions: Sequence[int], field: str, *, zeros: boo
     `zeros`: a time of 0 is known.
     """
     own = {sample.repetition: sample for sample in phase.samples}
-    rows = [getattr(own[one], field) or (np.nan,) * len(phase.positions) for one in repetitions]
+    rows = [getattr(own[repetition], field) or (np.nan,) * len(phase.positions) for repetition in repetitions]
     values = np.array(rows, dtype=float).reshape(len(repetitions), len(phase.positions))
     return np.where(np.isfinite(values) & ((values > 0) | zeros), values, np.nan) * MICRO
 
@@ -321,7 +325,7 @@ def matched(job: Job, repetitions: Sequence[int] | None = None) -> list[MatchedG
     it, are not matched.
     """
     callers: dict[int, list[_Caller]] = defaultdict(list)
-    for rank in sorted(job.ranks, key=lambda one: one.rank):
+    for rank in sorted(job.ranks, key=lambda rank: rank.rank):
         phase = shown_phase(rank)
         if phase is None:
             continue
@@ -354,16 +358,20 @@ def _sent_before(job: Job, rank: JobRank, phase: Phase) -> Counter[int]:
 
 def _matched_group(job: Job, group: int, callers: Sequence[_Caller], repetitions: Sequence[int]) -> MatchedGroup | None:
     first, size = callers[0], job.groups[group].size
-    if not 2 <= len(callers) <= size or any(one.sent != first.sent for one in callers):
+    if not 2 <= len(callers) <= size or any(caller.sent != first.sent for caller in callers):
         return None
-    indices = np.array([one.indices for one in callers])
-    times = np.array([_kernel_times(one.phase, repetitions)[:, row] for one, row in zip(callers, indices, strict=True)])
+    indices = np.array([caller.indices for caller in callers])
+    times = np.array(
+        [_kernel_times(caller.phase, repetitions)[:, row] for caller, row in zip(callers, indices, strict=True)]
+    )
     positions = [first.phase.positions[index] for index in first.indices]
-    sampled = bool(repetitions) and not any(np.isnan(_sampled(one.phase, repetitions, "gpu")).all() for one in callers)
+    sampled = bool(repetitions) and not any(
+        np.isnan(_sampled(caller.phase, repetitions, "gpu")).all() for caller in callers
+    )
     judged = [_is_judged(job, position) for position in positions] & np.isfinite(times).all(axis=(0, 1))
     return MatchedGroup(
         group,
-        tuple(one.rank for one in callers),
+        tuple(caller.rank for caller in callers),
         indices,
         times,
         times.min(axis=0),  # NaN where any rank's is unknown
@@ -423,7 +431,7 @@ def _rank_row(
     if rank.step is not None and Unknown.PAUSES not in job.unknown:
         each = {sample.repetition: sample.step * MICRO for sample in phase.samples if sample.step}
         usual = step_seconds(phase, repetitions) or np.nan
-        lasted = np.array([each.get(one, np.nan) for one in repetitions or (0,)])
+        lasted = np.array([each.get(repetition, np.nan) for repetition in repetitions or (0,)])
         lasted = lasted if np.isfinite(lasted).any() else np.full(len(own), usual)
     waiting = np.where([position.together for position in phase.positions], 0.0, np.full(own.shape, np.nan))
     waiting[:, 0] = np.nan
@@ -522,11 +530,11 @@ def _turns(matched_group: MatchedGroup) -> tuple[Turn, ...]:
     return tuple(sorted(found, key=lambda turn: -turn.steps)) if len(found) > 1 else ()
 
 
-def _within(one: LateRank, ranks: Sequence[int], rows: Sequence[RankRow]) -> LateRank:
+def _within(late_rank: LateRank, ranks: Sequence[int], rows: Sequence[RankRow]) -> LateRank:
     """Return a late rank for which no other waits longer than for all ranks together, or than a step."""
-    others = [row for row in rows if row.rank in ranks and row.rank != one.rank]
+    others = [row for row in rows if row.rank in ranks and row.rank != late_rank.rank]
     limits = [row.step if row.waiting is None else row.waiting for row in others]
-    return replace(one, waits=min([one.waits, *(limit for limit in limits if limit is not None)]))
+    return replace(late_rank, waits=min([late_rank.waits, *(limit for limit in limits if limit is not None)]))
 
 
 def _equal(job: Job, phase: Phase) -> dict[int, list[int]]:

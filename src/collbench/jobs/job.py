@@ -283,14 +283,14 @@ def not_said(
     table = [(call, call.collective) for call in calls]
     times = (position.gpu for rank in ranks for phase in rank.phases for position in phase.positions)
     unknown = {
-        "REDUCTION": any(one and one.reduces and not call.reduction for call, one in table),
-        "ROOT": any(one and one.rooted and call.root is None for call, one in table),
-        "PEER": any(one is None and call.peer is None for call, one in table),
+        "REDUCTION": any(group and group.reduces and not call.reduction for call, group in table),
+        "ROOT": any(group and group.rooted and call.root is None for call, group in table),
+        "PEER": any(group is None and call.peer is None for call, group in table),
         "GROUP_RANKS": any(not group.ranks for group in groups),
         "GPU_TIMES": not any(times),
         **others,
     }
-    return tuple(one for one in Unknown if unknown.get(one.name))
+    return tuple(fact for fact in Unknown if unknown.get(fact.name))
 
 
 def check_sent_again(job: Job) -> None:

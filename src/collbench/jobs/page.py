@@ -102,7 +102,7 @@ def _gpu(report: Report) -> Iterator[Block]:
     """Yield a table of how a step passes on the GPU of each rank."""
     if len(report.gpu) > 1:
         yield from both("tables", prose(f"\n{'a step' if report.repeats else 'the trace'} on each GPU, ms"))
-        yield from _each_rank(report.gpu, lambda one: one.exposed, _gpu_table, "the least and the most exposed")
+        yield from _each_rank(report.gpu, lambda gpu: gpu.exposed, _gpu_table, "the least and the most exposed")
 
 
 def _each_rank(
@@ -125,18 +125,18 @@ def _each_rank(
 
 def exposed_text(report: Report) -> str:
     """Return how a step passes on the GPU of the rank that is shown; "" if unknown."""
-    one = next((one for one in report.gpu if one.rank == report.rank), None)
-    if one is None:
+    gpu = next((gpu for gpu in report.gpu if gpu.rank == report.rank), None)
+    if gpu is None:
         return ""
-    copies = f", copies {milli(one.copies)}" if one.copies else ""
-    what = f"{'the traced' if one.whole else 'a step of'} {milli(one.step)}"
+    copies = f", copies {milli(gpu.copies)}" if gpu.copies else ""
+    what = f"{'the traced' if gpu.whole else 'a step of'} {milli(gpu.step)}"
     split = ""
-    if one.exposed_waiting is not None:
-        moving = one.exposed - one.exposed_waiting
-        split = f" ({milli(one.exposed_waiting)} waiting, {milli(moving)} transfer)"
+    if gpu.exposed_waiting is not None:
+        moving = gpu.exposed - gpu.exposed_waiting
+        split = f" ({milli(gpu.exposed_waiting)} waiting, {milli(moving)} transfer)"
     return (
-        f"{what}: compute {milli(one.compute)}, exposed communication {milli(one.exposed)}{split}{copies}, idle "
-        f"{milli(one.idle)} (GPU of rank {one.rank}; {milli(one.overlapped)} of the compute hides communication)"
+        f"{what}: compute {milli(gpu.compute)}, exposed communication {milli(gpu.exposed)}{split}{copies}, idle "
+        f"{milli(gpu.idle)} (GPU of rank {gpu.rank}; {milli(gpu.overlapped)} of the compute hides communication)"
     )
 
 
@@ -144,11 +144,11 @@ def _gpu_table(exposures: Sequence[Exposure]) -> Table:
     """Return a row for each rank: how its GPU passes a step, in ms."""
     rows = (
         (
-            str(one.rank),
-            *map(_milli, (one.step, one.compute, one.overlapped, one.exposed)),
-            *map(_milli, (one.exposed_waiting, one.copies, one.idle)),
+            str(gpu.rank),
+            *map(_milli, (gpu.step, gpu.compute, gpu.overlapped, gpu.exposed)),
+            *map(_milli, (gpu.exposed_waiting, gpu.copies, gpu.idle)),
         )
-        for one in exposures
+        for gpu in exposures
     )
     heads = ("rank", "on GPU", "compute", "overlap", "exposed", "exp.wait", "copies", "idle")
     return table(*heads, rows=rows, optional=("exp.wait",))
@@ -239,7 +239,7 @@ def dominant(report: Report) -> str | None:
     total = sum(weights.values())
     if len(weights) < 2 or not total or (not known and Unknown.SIZES in report.job.unknown):
         return None
-    most = max(weights, key=lambda one: (weights[one], one))
+    most = max(weights, key=lambda operation: (weights[operation], operation))
     return f"{most} dominates with {weights[most] / total:.0%} of rank {report.rank}'s {of}"
 
 
@@ -247,10 +247,10 @@ def as_json(report: Report) -> dict[str, Any]:
     """Return the report as JSON: seconds, bytes and GB/s, null where unknown (docs/job-page.md)."""
     job, steps = report.job, report.job.steps
     between = [
-        picked(job.calls[one.call], "operation", "size_bytes")
-        | picked(one, "calls", "times")
-        | {"every_steps": one.every or None}
-        for one in steps.occasional
+        picked(job.calls[occasional.call], "operation", "size_bytes")
+        | picked(occasional, "calls", "times")
+        | {"every_steps": occasional.every or None}
+        for occasional in steps.occasional
     ]
     return {
         "job": picked(job, "source", "started", "world_size", "unknown")
@@ -274,9 +274,9 @@ def as_json(report: Report) -> dict[str, Any]:
             for row in report.ranks
         ],
         "gpu": [
-            picked(one, "rank", "whole")
-            | _seconds(one, "step", "compute", "overlapped", "exposed", "exposed_waiting", "copies", "idle")
-            for one in report.gpu
+            picked(gpu, "rank", "whole")
+            | _seconds(gpu, "step", "compute", "overlapped", "exposed", "exposed_waiting", "copies", "idle")
+            for gpu in report.gpu
         ],
         "slower": None
         if report.slower is None
@@ -284,13 +284,13 @@ def as_json(report: Report) -> dict[str, Any]:
             "gpus": [device.tag for device in report.slower.here.devices],
             "longer_seconds": plain(report.slower.change),
         },
-        "turns": [picked(one, "rank", "steps") | {"waits_seconds": one.waits} for one in report.turns],
+        "turns": [picked(turn, "rank", "steps") | {"waits_seconds": turn.waits} for turn in report.turns],
         "late": [
-            picked(one, "rank", "group")
-            | {"mean_seconds": one.mean, "median_seconds": one.lateness.median}
-            | {"interval_seconds": plain(one.lateness.interval), "last_share": one.last, "calls_seen": one.seen}
-            | {"calls_per_step": one.calls, "waits_seconds_per_step": one.waits}
-            for one in report.late
+            picked(rank, "rank", "group")
+            | {"mean_seconds": rank.mean, "median_seconds": rank.lateness.median}
+            | {"interval_seconds": plain(rank.lateness.interval), "last_share": rank.last, "calls_seen": rank.seen}
+            | {"calls_per_step": rank.calls, "waits_seconds_per_step": rank.waits}
+            for rank in report.late
         ]
         if report.late_known
         else None,
@@ -490,7 +490,9 @@ def _limits(report: Report) -> Iterator[str]:
             "without the first one and those of unknown length: trace more for what is usual"
         )
     each = " a step" if report.repeats else ""
-    late = [f"late      {late_text(job, one)}: the others wait {milli(one.waits)}{each} for it" for one in report.late]
+    late = [
+        f"late      {late_text(job, rank)}: the others wait {milli(rank.waits)}{each} for it" for rank in report.late
+    ]
     yield from capped(late, _FEW_LATE, "late      and {} more: --json has all")
     if not report.late:
         if report.late_known:
@@ -550,7 +552,7 @@ def _turns(report: Report) -> str:
     """Return for which ranks the others wait, in how many of the steps and how long; "" if no steps show it."""
     if not report.repeats or report.counted < _FEW_STEPS:
         return ""
-    shown = [f"for rank {one.rank} in {one.steps} ({milli(one.waits)})" for one in report.turns[:_FEW_LATE]]
+    shown = [f"for rank {turn.rank} in {turn.steps} ({milli(turn.waits)})" for turn in report.turns[:_FEW_LATE]]
     return f"of {report.counted} steps {', '.join(shown)}" if shown else ""
 
 

@@ -96,12 +96,12 @@ def find(job: Job, calls_per_step: int | None = None, marks: Mapping[int, Sequen
     source, why, doubt = StepSource.FOLDED, "", ""
     if calls_per_step is not None:
         source, why = StepSource.GIVEN, f"no {amount(calls_per_step, 'call')} in a row come again"
-        found = {number: _given(one, calls_per_step) for number, one in ranks.items()}
+        found = {number: _given(rank, calls_per_step) for number, rank in ranks.items()}
     elif marks and len(marking) == len(ranks):
         source, why = StepSource.MARKS, "no calls come again between two marks"
         if min(len(marks[number]) for number in marking) == 2:  # a beginning and an end
             why = "only one is marked, and its time is known from the next one"
-        found = {number: _marked(one, marks[number]) for number, one in ranks.items()}
+        found = {number: _marked(rank, marks[number]) for number, rank in ranks.items()}
     else:
         found, why, doubt = _searched(job, ranks)
         if marking and why:
@@ -139,7 +139,7 @@ def _unroll(job: Job, rank: JobRank) -> _Unrolled:
         seen[number] += repetitions
         kept = range(repetitions)
         if repetitions * length > _UNROLLED:
-            kept = sorted({*range(min(2, repetitions)), *(one for one in samples if 0 <= one < repetitions)})  # type: ignore[assignment]
+            kept = sorted({*range(min(2, repetitions)), *(at for at in samples if 0 <= at < repetitions)})  # type: ignore[assignment]
         own_calls = np.array([position.call for position in phase.positions])
         own_heads = np.array([not position.together for position in phase.positions])
         own_heads[0] = True
@@ -147,18 +147,18 @@ def _unroll(job: Job, rank: JobRank) -> _Unrolled:
         after, units = 0, int(own_heads.sum())
         for repetition in kept:
             sample = samples.get(repetition)
-            one = np.full((4, length), np.nan)
-            one[3] = pauses
+            rows = np.full((4, length), np.nan)
+            rows[3] = pauses
             if sample is not None:
                 for row, own in enumerate((sample.starts, sample.gpu, sample.gpu_starts)):
                     if own:
-                        one[row] = own
-            one[1:3][one[1:3] <= 0] = np.nan
+                        rows[row] = own
+            rows[1:3][rows[1:3] <= 0] = np.nan
             if repetition > after:
                 left.append((total, (repetition - after) * units))
             after = repetition + 1
             calls.append(own_calls)
-            times.append(one)
+            times.append(rows)
             heads.append(own_heads)
             total += length
         if repetitions > after:
@@ -210,9 +210,9 @@ def _kind(job: Job, number: int) -> tuple[Any, ...]:
 # Sequences between pauses.
 
 
-def _levels(one: _Unrolled, pauses: Values, among: Places) -> list[_Level]:
+def _levels(rank: _Unrolled, pauses: Values, among: Places) -> list[_Level]:
     """Return the sequences that come again between pauses longer than those within them, the shortest first."""
-    kinds, exact = one.kinds[among], one.calls[one.first[among]]
+    kinds, exact = rank.kinds[among], rank.calls[rank.first[among]]
     known = pauses[np.isfinite(pauses)]
     if len(known) < 2 * _MIN_REPETITIONS:
         return []
@@ -258,12 +258,12 @@ def _searched(job: Job, ranks: Mapping[int, _Unrolled]) -> tuple[dict[int, Place
         return {}, "the record does not say when calls were made", ""
     found: dict[int, Places] = {}
     reasons: dict[int, str] = {}
-    for number, one in ranks.items():
-        level, why = _chosen(job, one)
+    for number, rank in ranks.items():
+        level, why = _chosen(job, rank)
         if level is None:
             reasons[number] = why
         else:
-            found[number] = _bounds(one, level)
+            found[number] = _bounds(rank, level)
     for number, why in reasons.items():
         bounds = next(
             (own for peer in found if (own := _as_on(job, ranks[peer], found[peer], ranks[number])) is not None), None
@@ -271,75 +271,75 @@ def _searched(job: Job, ranks: Mapping[int, _Unrolled]) -> tuple[dict[int, Place
         if bounds is None:
             return {}, why, ""
         found[number] = bounds
-    doubts = (_doubt(one, found[number]) for number, one in ranks.items())
+    doubts = (_doubt(rank, found[number]) for number, rank in ranks.items())
     return found, "", next(filter(None, doubts), "")
 
 
-def _as_on(job: Job, peer: _Unrolled, bounds: Places, one: _Unrolled) -> Places | None:
+def _as_on(job: Job, peer: _Unrolled, bounds: Places, rank: _Unrolled) -> Places | None:
     """Return where a rank's steps begin, by the calls that it shares with a peer whose steps are known; None if none.
 
     A step begins after as many collectives of a shared group as on the peer, at the longest pause before the next.
     """
     for group in sorted({call.group for call in job.calls if call.collective}):
-        mine, its = (_collectives(job, each, group) for each in (one, peer))
+        mine, its = (_collectives(job, each, group) for each in (rank, peer))
         counts = np.searchsorted(its, bounds)
-        if len(mine) != len(its) or one.left.any() or peer.left.any() or (np.diff(counts) < 1).any():
+        if len(mine) != len(its) or rank.left.any() or peer.left.any() or (np.diff(counts) < 1).any():
             continue
-        edges = np.concatenate([[-1], mine, [len(one.first)]])
+        edges = np.concatenate([[-1], mine, [len(rank.first)]])
         after = np.mean(np.isin(bounds - 1, its)) > 0.5
         spans = [
             (int(edges[count]) + 1, int(edges[count]) + 2 if after else int(edges[count + 1]) + 1) for count in counts
         ]
         return np.array(
-            [start + int(np.argmax(np.nan_to_num(np.append(one.pauses, 0.0)[start:end]))) for start, end in spans]
+            [start + int(np.argmax(np.nan_to_num(np.append(rank.pauses, 0.0)[start:end]))) for start, end in spans]
         )
     return None
 
 
-def _collectives(job: Job, one: _Unrolled, group: int) -> Places:
+def _collectives(job: Job, rank: _Unrolled, group: int) -> Places:
     """Return the units that are collectives of a group."""
     wanted = np.array([call.group == group and call.collective is not None for call in job.calls])
-    return np.flatnonzero(wanted[one.calls[one.first]])
+    return np.flatnonzero(wanted[rank.calls[rank.first]])
 
 
-def _chosen(job: Job, one: _Unrolled) -> tuple[_Level | None, str]:
+def _chosen(job: Job, rank: _Unrolled) -> tuple[_Level | None, str]:
     """Return the level that is the step, or None and why none is claimed."""
-    counts = np.bincount(one.kinds)
-    rare = one.small & (counts[one.kinds] <= len(one.kinds) / 4)
+    counts = np.bincount(rank.kinds)
+    rare = rank.small & (counts[rank.kinds] <= len(rank.kinds) / 4)
     among = np.flatnonzero(~rare)
     if not len(among):
         return None, "no call comes again"
-    sums = np.add.reduceat(one.pauses, np.append(0, among[:-1] + 1))  # a small call's pause is part of the next one's
-    levels = _levels(one, sums, among)
+    sums = np.add.reduceat(rank.pauses, np.append(0, among[:-1] + 1))  # a small call's pause is part of the next one's
+    levels = _levels(rank, sums, among)
     if not levels:
         return None, "no calls come again after a pause longer than those between them"
     # The longest may be ten steps between two losses, or a shorter one a micro-batch.
     shorter = (each for each in levels if 2 * each.length <= levels[-1].length)
-    level = next((each for each in shorter if not _has_only_messages(job, one, each)), levels[-1])
-    part = _part(one, level)
+    level = next((each for each in shorter if not _has_only_messages(job, rank, each)), levels[-1])
+    part = _part(rank, level)
     if part < level.length:
         return None, f"it may be {part} or {level.length} calls: {_ALIKE_HERE}"
-    if not _is_step(job, one, level):
+    if not _is_step(job, rank, level):
         return None, f"{level.length} calls may be a part of it: {_ALIKE_HERE}"
     return level, ""
 
 
-def _has_only_messages(job: Job, one: _Unrolled, level: _Level) -> bool:
+def _has_only_messages(job: Job, rank: _Unrolled, level: _Level) -> bool:
     """True for micro-batches of a pipeline."""
     units = level.among[level.at[0] : level.at[0] + level.length]
-    return all(job.calls[call].collective is None for call in one.calls[one.first[units]])
+    return all(job.calls[call].collective is None for call in rank.calls[rank.first[units]])
 
 
-def _part(one: _Unrolled, level: _Level) -> int:
+def _part(rank: _Unrolled, level: _Level) -> int:
     """Return the length of the shortest sequence that repeats to a level's: of equal calls, where these are steady."""
     rows = level.among[level.at[:, None] + np.arange(level.length)]
-    calls = one.calls[one.first[rows]]
-    kinds = calls[-1] if np.mean((calls == calls[-1]).all(axis=1)) > 0.8 else one.kinds[rows[-1]]
+    calls = rank.calls[rank.first[rows]]
+    kinds = calls[-1] if np.mean((calls == calls[-1]).all(axis=1)) > 0.8 else rank.kinds[rows[-1]]
     parts = (length for length in range(1, len(kinds)) if not len(kinds) % length)
     return next((length for length in parts if np.array_equal(kinds[length:], kinds[:-length])), len(kinds))
 
 
-def _extras(one: _Unrolled, level: _Level) -> list[tuple[int, Places]]:
+def _extras(rank: _Unrolled, level: _Level) -> list[tuple[int, Places]]:
     """Return in or after how many of a level's sequences other units came, and those units.
 
     Kinds that come with nearly every sequence are none: they are part of it.
@@ -347,19 +347,19 @@ def _extras(one: _Unrolled, level: _Level) -> list[tuple[int, Places]]:
     own = level.among[level.at[:-1, None] + np.arange(level.length)]
     spans = pairwise(level.among[level.at].tolist())
     others = [np.setdiff1d(np.arange(*span), units) for span, units in zip(spans, own, strict=True)]
-    counts = Counter(kind for units in others for kind in set(one.kinds[units].tolist()))
+    counts = Counter(kind for units in others for kind in set(rank.kinds[units].tolist()))
     always = [kind for kind, count in counts.items() if count >= 0.9 * len(others)]
-    extras = ((number, units[~np.isin(one.kinds[units], always)]) for number, units in enumerate(others, 1))
+    extras = ((number, units[~np.isin(rank.kinds[units], always)]) for number, units in enumerate(others, 1))
     return [(number, units) for number, units in extras if len(units)]
 
 
-def _is_step(job: Job, one: _Unrolled, level: _Level) -> bool:
+def _is_step(job: Job, rank: _Unrolled, level: _Level) -> bool:
     """True unless a level's sequences may be parts of a longer step, by what comes between them and their pauses."""
-    extras = _extras(one, level)
-    large = {number: units for number, units in extras if not one.small[units].all()}
+    extras = _extras(rank, level)
+    large = {number: units for number, units in extras if not rank.small[units].all()}
     own = level.among[level.at[0] : level.at[0] + level.length]
-    of_training = any(_reduces(job, one, unit) for unit in own)  # else what comes between may be the end of a step
-    again = any(_reduces(job, one, unit) for unit in chain(*large.values()))
+    of_training = any(_reduces(job, rank, unit) for unit in own)  # else what comes between may be the end of a step
+    again = any(_reduces(job, rank, unit) for unit in chain(*large.values()))
     if large and (again or not of_training or len(large) > _FEW * len(level.at)):
         return False
     small = [number for number, _ in extras if number not in large]
@@ -369,43 +369,43 @@ def _is_step(job: Job, one: _Unrolled, level: _Level) -> bool:
     periodic = every > _FEW_PARTS and times >= 2 and small[0] <= every - 2 and min(distances) == every
     if small and not periodic:
         return False
-    return not _uneven(one, _bounds(one, level), {number for number, _ in extras})
+    return not _uneven(rank, _bounds(rank, level), {number for number, _ in extras})
 
 
-def _reduces(job: Job, one: _Unrolled, unit: int) -> bool:
+def _reduces(job: Job, rank: _Unrolled, unit: int) -> bool:
     """True if a unit reduces data, and not a loss."""
-    return not one.small[unit] and job.calls[one.calls[one.first[unit]]].operation in _REDUCING
+    return not rank.small[unit] and job.calls[rank.calls[rank.first[unit]]].operation in _REDUCING
 
 
-def _bounds(one: _Unrolled, level: _Level) -> Places:
+def _bounds(rank: _Unrolled, level: _Level) -> Places:
     """Return the units before which a level's sequences begin, and the one after the last."""
     last = level.at[-1] + level.length
-    bounds: Places = np.append(level.among[level.at], level.among[last] if last < len(level.among) else len(one.first))
+    bounds: Places = np.append(level.among[level.at], level.among[last] if last < len(level.among) else len(rank.first))
     apart = np.diff(bounds[:-1])
     length, before = int(apart[0]), int(bounds[0])
-    whole = (apart == length).all() and not len(one.first) % length and before < length
-    if whole and np.array_equal(one.kinds[length:], one.kinds[:-length]):  # from a step's beginning to another's end
-        return np.arange(0, len(one.first) + 1, length)
+    whole = (apart == length).all() and not len(rank.first) % length and before < length
+    if whole and np.array_equal(rank.kinds[length:], rank.kinds[:-length]):  # from a step's beginning to another's end
+        return np.arange(0, len(rank.first) + 1, length)
     return bounds
 
 
-def _uneven(one: _Unrolled, bounds: Places, dropped: set[int]) -> bool:
+def _uneven(rank: _Unrolled, bounds: Places, dropped: set[int]) -> bool:
     """True if some pause of these sequences is longer in every n-th of them, of some n, beyond chance.
 
     `dropped` are sequences whose first pause is not looked at.
     """
-    numbers, rows = _rows(one, bounds)
+    numbers, rows = _rows(rank, bounds)
     count, width = len(bounds) - 1, rows.shape[1]
     if not width:  # a damaged stream: nothing shows that they are even
         return True
-    if len(rows) < _COVERED * count and not one.left.any():  # some have a call that others lack
+    if len(rows) < _COVERED * count and not rank.left.any():  # some have a call that others lack
         return True
     values = np.full((count, width), np.nan)
-    values[numbers] = np.where(one.known, one.pauses, np.nan)[rows]
+    values[numbers] = np.where(rank.known, rank.pauses, np.nan)[rows]
     values[sorted(number for number in dropped if number < count), 0] = np.nan
     seen = ~np.isnan(values).all(axis=1)
-    in_a_row = int((seen[1:] & seen[:-1]).sum()) if not one.left.any() else int((one.left[rows[1:, 0]] == 0).sum())
-    if in_a_row < 10 and (one.left.any() or (count >= 20 and seen.mean() < 0.4)):
+    in_a_row = int((seen[1:] & seen[:-1]).sum()) if not rank.left.any() else int((rank.left[rows[1:, 0]] == 0).sum())
+    if in_a_row < 10 and (rank.left.any() or (count >= 20 and seen.mean() < 0.4)):
         return True  # too few are known that follow one another
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of what is unknown throughout
@@ -424,10 +424,10 @@ def _uneven(one: _Unrolled, bounds: Places, dropped: set[int]) -> bool:
     return False
 
 
-def _doubt(one: _Unrolled, bounds: Places) -> str:
+def _doubt(rank: _Unrolled, bounds: Places) -> str:
     """Return what the record cannot exclude: "" where a longer pause after every few repetitions would be noticed."""
-    _, rows = _rows(one, bounds)
-    pauses = one.pauses[rows]
+    _, rows = _rows(rank, bounds)
+    pauses = rank.pauses[rows]
     first = pauses[:, :1][np.isfinite(pauses[:, :1])]
     if len(first) >= 5 * _MICRO_BATCHES:
         noise = MAD_TO_SIGMA * float(np.median(np.abs(first - np.median(first))))
@@ -440,35 +440,35 @@ def _doubt(one: _Unrolled, bounds: Places) -> str:
 # Steps that somebody named.
 
 
-def _marked(one: _Unrolled, marks: Sequence[float]) -> Places:
+def _marked(rank: _Unrolled, marks: Sequence[float]) -> Places:
     """Return the units before which a mark stands; what is before the first mark and after the last is no step."""
-    starts = one.starts[one.first]
+    starts = rank.starts[rank.first]
     known = np.flatnonzero(np.isfinite(starts))
     places: Places = np.unique(np.append(known, len(starts))[np.searchsorted(starts[known], np.asarray(marks))])
     # A mark beside repetitions of which no time is known stands nowhere.
     before = np.isin(places - 1, known) | (places == 0)
-    passed = np.append(one.left, 0)[places] > 0
+    passed = np.append(rank.left, 0)[places] > 0
     bounds: Places = places[before & ~passed]
     return bounds
 
 
-def _given(one: _Unrolled, calls: int) -> Places:
+def _given(rank: _Unrolled, calls: int) -> Places:
     """Return the units that begin a sequence of so many calls that comes most, after the longest pause."""
-    sizes = np.append(one.first, len(one.calls))
+    sizes = np.append(rank.first, len(rank.calls))
     windows: dict[bytes, list[int]] = defaultdict(list)
     for start, end in enumerate(np.searchsorted(sizes, sizes[:-1] + calls).tolist()):
         if end < len(sizes) and sizes[end] == sizes[start] + calls:
-            windows[one.kinds[start:end].tobytes()].append(start)
+            windows[rank.kinds[start:end].tobytes()].append(start)
     if not windows:
         return np.zeros(0, int)
 
     def pause(starts: list[int]) -> float:
-        own = one.pauses[starts]
+        own = rank.pauses[starts]
         return float(np.median(own[np.isfinite(own)])) if np.isfinite(own).any() else 0.0
 
     most = max(map(len, windows.values()))
     window, best = max((item for item in windows.items() if len(item[1]) >= most - 1), key=lambda item: pause(item[1]))
-    bounds, end, length = list[int](), 0, len(window) // one.kinds.itemsize
+    bounds, end, length = list[int](), 0, len(window) // rank.kinds.itemsize
     for start in best:
         if start >= end:
             bounds += [end, start] if end and start > end else [start]
@@ -481,17 +481,17 @@ def _contradiction(ranks: Mapping[int, _Unrolled], rows: Mapping[int, Places], c
 
     Sizes that change, and what comes between few steps, contradict no length.
     """
-    for number, one in ranks.items():
+    for number, rank in ranks.items():
         own = rows[number]
-        steps = one.calls[one.first[own]]
+        steps = rank.calls[rank.first[own]]
         if len(own) > 1 and np.mean(steps[1:] == steps[:-1]) >= _STEADY:
             in_a_row = own[1:, 0] == own[:-1, -1] + 1
             if in_a_row.mean() > 0.5:
-                part = _comes_alone(one, own, steps[-1])
+                part = _comes_alone(rank, own, steps[-1])
                 if not part:
                     continue
                 return f"{part} of its {calls} calls come alone between steps: import with --calls-per-step {part}"
-        found = periods(one.calls)
+        found = periods(rank.calls)
         if found and calls not in found:
             nearest = min(found, key=lambda length: abs(length - calls))
             every = f"rank {number} sends the same calls again every {found[0]}, not every {calls}"
@@ -499,7 +499,7 @@ def _contradiction(ranks: Mapping[int, _Unrolled], rows: Mapping[int, Places], c
     return ""
 
 
-def _comes_alone(one: _Unrolled, rows: Places, step: Places) -> int:
+def _comes_alone(rank: _Unrolled, rows: Places, step: Places) -> int:
     """Return how many calls the parts have of which a step consists, if such parts also come between steps; else 0.
 
     `step` are the first calls of a step's units. A step that is several steps of the job is cut wherever a loss comes.
@@ -509,26 +509,26 @@ def _comes_alone(one: _Unrolled, rows: Places, step: Places) -> int:
     lengths = [length]
     for before, after in pairwise(rows):
         between = np.arange(before[-1] + 1, after[0])
-        between = one.calls[one.first[between[~one.small[between]]]]
+        between = rank.calls[rank.first[between[~rank.small[between]]]]
         if not len(between) % part and (between.reshape(-1, part) == step[:part]).all():
             lengths.append(len(between))
     alone = math.gcd(*lengths)
-    return 0 if alone == length else len(_calls(one, rows[0][:alone]))
+    return 0 if alone == length else len(_calls(rank, rows[0][:alone]))
 
 
 # From where steps begin to what they are.
 
 
-def _rows(one: _Unrolled, bounds: Places) -> tuple[list[int], Places]:
+def _rows(rank: _Unrolled, bounds: Places) -> tuple[list[int], Places]:
     """Return which parts between bounds are steps, and their units, shape (steps, units).
 
     A step has the kinds that are most usual between two bounds, in order. What else is there is occasional; where these
     are not all there, there is no step.
     """
     parts = [range(start, end) for start, end in pairwise(bounds.tolist())]
-    whole = [len(part) > 0 and not one.left[part.start + 1 : part.stop].any() for part in parts]
+    whole = [len(part) > 0 and not rank.left[part.start + 1 : part.stop].any() for part in parts]
     sequences = Counter(
-        tuple(one.kinds[p.start : p.stop].tolist()) for p, kept in zip(parts, whole, strict=True) if kept
+        tuple(rank.kinds[p.start : p.stop].tolist()) for p, kept in zip(parts, whole, strict=True) if kept
     )
     if not sequences:
         return [], np.zeros((0, 0), int)
@@ -537,7 +537,7 @@ def _rows(one: _Unrolled, bounds: Places) -> tuple[list[int], Places]:
     for number, part in enumerate(parts):
         row: list[int] = []
         for unit in part if whole[number] else ():
-            if len(row) < len(usual) and one.kinds[unit] == usual[len(row)]:
+            if len(row) < len(usual) and rank.kinds[unit] == usual[len(row)]:
                 row.append(unit)
         if len(row) == len(usual):
             numbers.append(number)
@@ -563,7 +563,7 @@ def _with_steps(job: Job, ranks: Mapping[int, _Unrolled], rows: Mapping[int, Pla
     common = sorted(set.intersection(*(set(own) for own in timed.values()))) if timed else []
     common = [step for step in common if step >= _WARM_UP] if len(common) >= 4 * _WARM_UP else common
     common = [common[at] for at in np.unique(np.linspace(0, len(common) - 1, min(SAMPLES, len(common))).astype(int))]
-    sizes = {number: np.array([call.size_bytes for call in job.calls])[one.calls] for number, one in ranks.items()}
+    sizes = {number: np.array([call.size_bytes for call in job.calls])[rank.calls] for number, rank in ranks.items()}
 
     def weight(step: int) -> int:
         return sum(
@@ -577,10 +577,10 @@ def _with_steps(job: Job, ranks: Mapping[int, _Unrolled], rows: Mapping[int, Pla
         if rank.rank not in rows:
             made.append(replace(rank, step=None, before_step=0))
             continue
-        one, own = ranks[rank.rank], rows[rank.rank]
+        unrolled, own = ranks[rank.rank], rows[rank.rank]
         at = {step: timed[rank.rank][step] for step in common}
-        step = _phase(one, own, at, 0 if usual is None else at[usual], numbers[rank.rank], sizes[rank.rank])
-        made.append(replace(rank, step=step, before_step=_before(rank, one, int(own[0, 0]))))
+        step = _phase(unrolled, own, at, 0 if usual is None else at[usual], numbers[rank.rank], sizes[rank.rank])
+        made.append(replace(rank, step=step, before_step=_before(rank, unrolled, int(own[0, 0]))))
     # What the steps cover; repetitions that were passed over as those that were not.
     inside = {number: _calls(ranks[number], own.ravel()) for number, own in rows.items()}
     asked = {number: _to_cover(ranks[number], own) for number, own in inside.items()}
@@ -595,62 +595,62 @@ def _with_steps(job: Job, ranks: Mapping[int, _Unrolled], rows: Mapping[int, Pla
     return replace(job, steps=steps, ranks=tuple(made))
 
 
-def _to_cover(one: _Unrolled, inside: Places) -> Places:
+def _to_cover(rank: _Unrolled, inside: Places) -> Places:
     """Return the places of the calls from the first step to the last, and of a step's own calls before and after.
 
     Others there are no part of the steps: what sets a job up, a warm-up with other sizes, what follows the last step.
     """
-    places = np.arange(len(one.calls))
-    wanted = np.isin(one.calls, one.calls[inside]) | ((inside.min() <= places) & (places <= inside.max()))
+    places = np.arange(len(rank.calls))
+    wanted = np.isin(rank.calls, rank.calls[inside]) | ((inside.min() <= places) & (places <= inside.max()))
     return np.flatnonzero(wanted)
 
 
-def _calls(one: _Unrolled, units: Places) -> Places:
+def _calls(rank: _Unrolled, units: Places) -> Places:
     """Return the places of the calls of these units."""
-    ends = np.append(one.first[1:], len(one.calls))
-    return np.concatenate([np.arange(one.first[unit], ends[unit]) for unit in units])
+    ends = np.append(rank.first[1:], len(rank.calls))
+    return np.concatenate([np.arange(rank.first[unit], ends[unit]) for unit in units])
 
 
-def _before(rank: JobRank, one: _Unrolled, unit: int) -> int:
+def _before(rank: JobRank, unrolled: _Unrolled, unit: int) -> int:
     """Return how many calls a rank sent before a unit, those of repetitions that were passed over included."""
-    passed = int(one.left[: unit + 1].sum())
+    passed = int(unrolled.left[: unit + 1].sum())
     heads = (at for at, position in enumerate(rank.positions()) if not position.together)
-    return next(islice(heads, passed + unit, None), rank.calls) if passed else int(one.first[unit])
+    return next(islice(heads, passed + unit, None), rank.calls) if passed else int(unrolled.first[unit])
 
 
-def _occasional(one: _Unrolled, rows: Places) -> Iterator[Occasional]:
+def _occasional(rank: _Unrolled, rows: Places) -> Iterator[Occasional]:
     """Yield what comes between the steps, the most frequent first."""
     inside = set(rows.ravel().tolist())
     starts = rows[:, 0]
     seen: dict[tuple[int, ...], list[int]] = defaultdict(list)
     between: list[int] = []
-    for unit in range(int(starts[0]), len(one.first) + 1):
-        if unit < len(one.first) and unit not in inside:
+    for unit in range(int(starts[0]), len(rank.first) + 1):
+        if unit < len(rank.first) and unit not in inside:
             between.append(unit)
         elif between:
-            seen[tuple(one.kinds[between].tolist())].append(between[0])
+            seen[tuple(rank.kinds[between].tolist())].append(between[0])
             between = []
     for run, places in sorted(seen.items(), key=lambda item: -len(item[1]))[:8]:
         after = np.searchsorted(starts, places, side="right")
         gaps = Counter(np.diff(after).tolist())
         every, times = gaps.most_common(1)[0] if gaps else (0, 0)
         yield Occasional(
-            int(one.calls[one.first[places[0]]]), len(run), len(places), every if times * 2 > len(places) - 1 else 0
+            int(rank.calls[rank.first[places[0]]]), len(run), len(places), every if times * 2 > len(places) - 1 else 0
         )
 
 
-def _phase(one: _Unrolled, rows: Places, kept: Mapping[int, int], usual: int, numbers: Places, sizes: Any) -> Phase:
+def _phase(rank: _Unrolled, rows: Places, kept: Mapping[int, int], usual: int, numbers: Places, sizes: Any) -> Phase:
     """Return the step: its calls as the usual repetition made them, and the repetitions that are kept whole."""
-    places = _calls(one, rows[usual])
-    unit_of = np.searchsorted(one.first[rows[usual]], places, side="right") - 1
+    places = _calls(rank, rows[usual])
+    unit_of = np.searchsorted(rank.first[rows[usual]], places, side="right") - 1
     heads = np.append(True, np.diff(unit_of) > 0)
-    samples = tuple(_sample(one, rows, step, at, places, unit_of) for step, at in kept.items())
+    samples = tuple(_sample(rank, rows, step, at, places, unit_of) for step, at in kept.items())
     if not any(sample.step for sample in samples):  # no two in a row were kept: the usual pause is the one between them
         samples = tuple(
             replace(
-                sample, step=max(0.0, round(sample.starts[-1] - sample.starts[0] + float(one.usual[rows[at][0]]), 3))
+                sample, step=max(0.0, round(sample.starts[-1] - sample.starts[0] + float(rank.usual[rows[at][0]]), 3))
             )
-            if sample.starts and np.isfinite(one.usual[rows[at][0]])
+            if sample.starts and np.isfinite(rank.usual[rows[at][0]])
             else sample
             for sample, at in zip(samples, kept.values(), strict=True)
         )
@@ -659,34 +659,34 @@ def _phase(one: _Unrolled, rows: Places, kept: Mapping[int, int], usual: int, nu
     lasted = np.array([sample.step or np.nan for sample in samples if sample.starts])
     pauses[:, 0] = (lasted - (starts[:, -1] - starts[:, 0])).clip(min=0.0)
     if not len(starts):
-        pauses = np.where(heads, one.usual[rows[usual]][unit_of], 0.0)[None, :]
+        pauses = np.where(heads, rank.usual[rows[usual]][unit_of], 0.0)[None, :]
     gpu = np.array([sample.gpu for sample in samples if sample.gpu]).reshape(-1, len(places))
     gpu = np.where(gpu > 0, gpu, np.nan)
-    edges = np.append(one.first, len(one.calls))
+    edges = np.append(rank.first, len(rank.calls))
     sums = np.append(0, np.cumsum(sizes))
     extent = sums[edges[rows + 1]] - sums[edges[rows]]  # bytes, shape (steps, units)
     spans = [
         (int(low), int(high)) if low < high else () for low, high in zip(extent.min(0), extent.max(0), strict=True)
     ]
     positions = tuple(
-        Position(int(one.calls[place]), not head, pause, took, spans[unit])
+        Position(int(rank.calls[place]), not head, pause, took, spans[unit])
         for place, head, pause, took, unit in zip(places, heads, typical(pauses), typical(gpu), unit_of, strict=True)
     )
     return Phase(positions, int(numbers[-1]) + 1, samples)
 
 
-def _sample(one: _Unrolled, rows: Places, step: int, at: int, places: Places, unit_of: Places) -> Sample:
-    row, own = rows[at], _calls(one, rows[at])
-    clock = one.begins if one.on_gpu else one.starts
+def _sample(rank: _Unrolled, rows: Places, step: int, at: int, places: Places, unit_of: Places) -> Sample:
+    row, own = rows[at], _calls(rank, rows[at])
+    clock = rank.begins if rank.on_gpu else rank.starts
     lasted = np.nan
-    if at + 1 < len(rows) and not one.left[row[0] + 1 : rows[at + 1][0] + 1].any():
-        lasted = clock[one.first[rows[at + 1][0]]] - clock[one.first[row[0]]]
+    if at + 1 < len(rows) and not rank.left[row[0] + 1 : rows[at + 1][0] + 1].any():
+        lasted = clock[rank.first[rows[at + 1][0]]] - clock[rank.first[row[0]]]
     # Of an exchange with other members than in the usual repetition, the times of its first call.
-    own = own if len(own) == len(places) else one.first[row][unit_of]
+    own = own if len(own) == len(places) else rank.first[row][unit_of]
     return Sample(
         step,
-        micros(one.starts[own]),
-        micros(one.gpu[own]),
-        micros(one.begins[own]),
+        micros(rank.starts[own]),
+        micros(rank.gpu[own]),
+        micros(rank.begins[own]),
         round(float(lasted), 3) if np.isfinite(lasted) and lasted > 0 else 0.0,
     )
