@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, permutations
 from unittest.mock import patch
 
-from collbench.machine.doctor.findings import Driver, Facts, Gpu, Host, Slot, Space
+from collbench.machine.doctor.findings import Driver, GpuState, Host, MachineFacts, Slot, Space
 from collbench.machine.doctor.peer_causes import causes
 from collbench.machine.visible_devices import NAME
 from collbench.measurement.backends import factory
@@ -137,11 +137,11 @@ class Machine:
             ]
         return (*ways, Crossing(THROUGH_HOST, SIZE, gbs=staged))
 
-    def seen(self) -> tuple[PeerMap, Facts]:
+    def seen(self) -> tuple[PeerMap, MachineFacts]:
         """Return it as collbench sees it."""
         name, generation, memory = self.model
         gpus = tuple(
-            Gpu(
+            GpuState(
                 Device(
                     index,
                     f"GPU-{index}",
@@ -184,7 +184,7 @@ class Machine:
         )
         paths = tuple(Path(link, self.label(link)) for link in self.links if link[0] < link[1])
         driver = Driver("580.95.05", gpus=gpus, virtualization="none", on_the_bus=len(gpus) + self.not_given)
-        facts = Facts("cuda", host, driver, environment=self.variables)
+        facts = MachineFacts("cuda", host, driver, environment=self.variables)
         devices = tuple(gpu.device for gpu in gpus)
         return PeerMap("cuda", "sim", devices, links, paths, nccl_failure=trouble), facts
 

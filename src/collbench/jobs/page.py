@@ -77,14 +77,14 @@ def page(report: Report) -> Iterator[Block]:
 
 def html_page(report: Report, name: str, version: str) -> str:
     """Return the HTML page: the answer, the facts and the tables of the text page; `name` is the job's file."""
-    from collbench.report.html.page import Group, render_plain  # late: jinja2
+    from collbench.report.html.page import Panel, render_plain  # late: jinja2
 
     content = {
         "title": name,
         "version": version,
         "answers": answers(report),
-        "facts": Group([Lines("\n".join([*origin(report), *remarks(report)]))]),
-        "tables": Group([*only(page(report), "tables")]),
+        "facts": Panel([Lines("\n".join([*origin(report), *remarks(report)]))]),
+        "tables": Panel([*only(page(report), "tables")]),
     }
     return render_plain(resources.files("collbench.jobs").joinpath("job.html").read_text(encoding="utf-8"), content)
 

@@ -18,7 +18,7 @@ from itertools import permutations
 from statistics import median
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from collbench.machine.doctor.findings import Driver, Facts, Gpu, Host
+from collbench.machine.doctor.findings import Driver, GpuState, Host, MachineFacts
 from collbench.machine.doctor.peer_causes import PeerCause, causes
 from collbench.machine.nvidia_smi import LiveTools, peer_answers
 from collbench.machine.nvml import Nvml, peer_status
@@ -315,10 +315,10 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Kn
         peer_link = PeerLink(link, crossed, {letter: state for letter, state in answers.items() if state})
         direct = peer_link.cuda and not variables.get("NCCL_P2P_DISABLE")
         links.append(replace(peer_link, nccl="P2P/direct pointer" if direct else "SHM/direct/direct"))
-    facts = Facts(
+    facts = MachineFacts(
         SIM.name,
         Host(),
-        Driver(gpus=tuple(map(Gpu, devices, whole.health())), virtualization=fabric.virtualization),
+        Driver(gpus=tuple(map(GpuState, devices, whole.health())), virtualization=fabric.virtualization),
         environment=variables,
     )
     peer_map = PeerMap(
@@ -392,7 +392,7 @@ def _read_slots(slots: dict[str, Health], devices: Sequence[Device]) -> None:
                 slots[device.uuid] = state
 
 
-def _as_copies_ended(facts: Facts, slots: Mapping[str, Health]) -> Facts:
+def _as_copies_ended(facts: MachineFacts, slots: Mapping[str, Health]) -> MachineFacts:
     """Return the facts with the PCIe generations that were read as copies ended, None where none was."""
     gpus = ((gpu, slots.get(gpu.device.uuid, Health()).pcie_generation) for gpu in facts.driver.gpus)
     read = tuple(replace(gpu, health=replace(gpu.health, pcie_generation=now)) for gpu, now in gpus)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from collbench.machine.doctor.findings import Driver, Facts, Finding, Gpu, Host, Slot, Software, Space
+from collbench.machine.doctor.findings import Driver, Finding, GpuState, Host, MachineFacts, Slot, Software, Space
 from collbench.machine.doctor.judge import judge
 from collbench.model.run import Device, Health, Path
 from tests.builders import nvml_says
@@ -13,7 +13,7 @@ from tests.builders import nvml_says
 GIB = 2**30
 
 
-def gpu(index: int, name: str = "NVIDIA H200", near: str = "0-63", **changes: Any) -> Gpu:
+def gpu(index: int, name: str = "NVIDIA H200", near: str = "0-63", **changes: Any) -> GpuState:
     """Return one healthy GPU: CPUs 0-63 near it (none known for ""), 18 NVLinks up, no process on it."""
     device = Device(
         index=index,
@@ -23,7 +23,7 @@ def gpu(index: int, name: str = "NVIDIA H200", near: str = "0-63", **changes: An
         numa_node=0 if near else None,
         cpu_affinity=near,
     )
-    healthy = Gpu(
+    healthy = GpuState(
         device=device,
         health=Health(ecc_errors=0, processes=0, memory_used=0, temperature=31),
         compute_mode=0,
@@ -46,7 +46,7 @@ def pairs(count: int, label: str = "NV18", peer_access: str | None = "OK") -> tu
 
 
 def machine(
-    gpus: tuple[Gpu, ...] | None = None,
+    gpus: tuple[GpuState, ...] | None = None,
     *,
     environment: dict[str, str] | None = None,
     backend: str = "cuda",
@@ -54,11 +54,11 @@ def machine(
     driver: dict[str, Any] | None = None,
     software: dict[str, Any] | None = None,
     **changes: Any,
-) -> Facts:
+) -> MachineFacts:
     """Return the facts of four healthy H200 with a test's changes."""
     four = tuple(gpu(index) for index in range(4)) if gpus is None else gpus
     nccl = "/site/nvidia/nccl/lib/libnccl.so.2"
-    facts = Facts(
+    facts = MachineFacts(
         backend=backend,
         host=replace(
             Host(
@@ -84,7 +84,7 @@ def machine(
     return replace(facts, **changes)
 
 
-def named(facts: Facts, name: str) -> Finding:
+def named(facts: MachineFacts, name: str) -> Finding:
     """Return the only finding of this name; fails the test if there are none or several."""
     findings = [finding for finding in judge(facts) if finding.name == name]
     assert len(findings) == 1, [finding.name for finding in judge(facts)]

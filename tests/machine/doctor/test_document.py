@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from collbench.machine.doctor.findings import Facts, Finding, Level, Space, Topic, status
+from collbench.machine.doctor.findings import Finding, Level, MachineFacts, Space, Topic, status
 from collbench.machine.doctor.judge import judge
 from collbench.report.text.doctor import dumps, page, summary
 from tests.machine.doctor.described import gpu, machine
@@ -21,7 +21,7 @@ SCHEMA = json.loads((ROOT / "docs" / "doctor.schema.json").read_text(encoding="u
 _WIDTH = 96  # of the document's example
 
 
-def example() -> Facts:
+def example() -> MachineFacts:
     """Return the machine of the document's example: a container with docker's /dev/shm, and three more faults."""
     gpus = tuple(gpu(index, persistence=index > 1, links_up=17 if index == 2 else 18) for index in range(4))
     return machine(
@@ -40,7 +40,7 @@ def test_the_documents_example_is_what_the_doctor_says() -> None:
 
 
 @pytest.mark.parametrize("facts", [machine(), example(), machine((), backend="host")])
-def test_the_json_is_valid_and_holds_every_finding(facts: Facts) -> None:
+def test_the_json_is_valid_and_holds_every_finding(facts: MachineFacts) -> None:
     findings = judge(facts)
     head = {"collbench": "1", "hostname": "node7", "backend": facts.backend}
     answer = json.loads(dumps(findings, head, status(findings)))

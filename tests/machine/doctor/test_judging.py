@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from collbench.machine.doctor.findings import Facts, Level, Slot, Space, status
+from collbench.machine.doctor.findings import Level, MachineFacts, Slot, Space, status
 from collbench.machine.doctor.judge import judge
 from tests.machine.doctor.described import GIB, gpu, machine, named, pairs
 
 FOUR = tuple(gpu(index) for index in range(4))
 
 
-def with_third(**changes: Any) -> Facts:
+def with_third(**changes: Any) -> MachineFacts:
     """Return the healthy machine whose GPU2 has these facts."""
     return machine((*FOUR[:2], gpu(2, **changes), FOUR[3]))
 
@@ -57,7 +57,9 @@ def test_a_healthy_machine_is_ok_in_every_line_and_has_nothing_to_fix() -> None:
         ("no torch for cores", machine((), backend="host", software={"torch": ""}), "torch", "gloo", "pip install"),
     ],
 )  # fmt: skip
-def test_what_prevents_a_run_fails_with_its_fix(what: str, facts: Facts, name: str, message: str, fix: str) -> None:
+def test_what_prevents_a_run_fails_with_its_fix(
+    what: str, facts: MachineFacts, name: str, message: str, fix: str
+) -> None:
     finding = named(facts, name)
     assert (finding.level, message in finding.text, fix in finding.fix) == (Level.FAIL, True, True), (what, finding)
     assert status(judge(facts)) == 1
@@ -114,7 +116,7 @@ def test_what_prevents_a_run_fails_with_its_fix(what: str, facts: Facts, name: s
     ],
 )  # fmt: skip
 def test_what_costs_speed_or_certainty_warns_with_its_fix(
-    what: str, facts: Facts, name: str, message: str, fix: str
+    what: str, facts: MachineFacts, name: str, message: str, fix: str
 ) -> None:
     finding = named(facts, name)
     assert (finding.level, message in finding.text, fix in finding.fix) == (Level.WARN, True, True), (what, finding)
@@ -151,7 +153,7 @@ def test_what_costs_speed_or_certainty_warns_with_its_fix(
          "virtual machine (QEMU), GPU pass-through"),
     ],
 )  # fmt: skip
-def test_what_is_no_fault_is_reported_as_ok(what: str, facts: Facts, name: str, message: str) -> None:
+def test_what_is_no_fault_is_reported_as_ok(what: str, facts: MachineFacts, name: str, message: str) -> None:
     finding = named(facts, name)
     assert (finding.level, message in finding.text, finding.fix) == (Level.OK, True, ""), (what, finding)
 
@@ -170,7 +172,7 @@ def test_what_is_no_fault_is_reported_as_ok(what: str, facts: Facts, name: str, 
          driver={"paths": pairs(2)}), "NUMA"),
     ],
 )  # fmt: skip
-def test_what_nobody_reported_is_unknown_and_fails_nothing(what: str, facts: Facts, name: str) -> None:
+def test_what_nobody_reported_is_unknown_and_fails_nothing(what: str, facts: MachineFacts, name: str) -> None:
     assert named(facts, name).level is Level.UNKNOWN, what
     assert status(judge(facts)) == 0
 

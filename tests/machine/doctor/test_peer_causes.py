@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from collbench.machine.doctor.findings import Facts, Gpu, Slot, Space
+from collbench.machine.doctor.findings import GpuState, MachineFacts, Slot, Space
 from collbench.machine.doctor.peer_causes import Certainty, causes, workarounds
 from collbench.machine.nvidia_smi import peer_answers
 from collbench.model.errors import Cause, Failure, FailureKind, WrongData
@@ -25,7 +25,7 @@ LINKS = ((0, 1), (1, 0))
 class Seen(NamedTuple):
     """What the two links of two GPUs show, and the machine."""
 
-    facts: Facts
+    facts: MachineFacts
     links: tuple[PeerLink, ...]
     label: str = "PIX"
     nccl_failure: Failure | None = None
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
         """Return the same with other facts about the host."""
         return self._replace(facts=replace(self.facts, host=replace(self.facts.host, **changes)))
 
-    def gpus(self, change: Callable[[Gpu], Gpu]) -> Seen:
+    def gpus(self, change: Callable[[GpuState], GpuState]) -> Seen:
         """Return the same with other GPUs."""
         driver = replace(self.facts.driver, gpus=tuple(map(change, self.facts.driver.gpus)))
         return self._replace(facts=replace(self.facts, driver=driver))
@@ -61,8 +61,8 @@ def peer_link(
     return PeerLink(devices, (*ways, Crossing(THROUGH_HOST, SIZE, gbs=12.0)), nccl=nccl, **said)
 
 
-def _machine(name: str = "NVIDIA RTX A6000") -> Facts:
-    def pcie(index: int) -> Gpu:
+def _machine(name: str = "NVIDIA RTX A6000") -> MachineFacts:
+    def pcie(index: int) -> GpuState:
         one = gpu(index, name, links_up=0, bar1_bytes=64 * GIB, pcie_generation=5, pcie_width=16)
         return replace(one, device=replace(one.device, memory_bytes=48 * GIB, pcie_generation=5, pcie_width=16))
 

@@ -17,7 +17,7 @@ from importlib import metadata
 from typing import Any
 
 from collbench.machine import kernel, nvml
-from collbench.machine.doctor.findings import Driver, Facts, Gpu, Host, Slot, Software, Space
+from collbench.machine.doctor.findings import Driver, GpuState, Host, MachineFacts, Slot, Software, Space
 from collbench.machine.kernel import PCI_BUS_ID, available_bytes, cpu_quota, entries, pci_device, read
 from collbench.machine.nccl import configured, find_nccl, wheel_library
 from collbench.machine.network_cards import read_affinity, read_ports
@@ -161,11 +161,11 @@ def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
         return Driver(error=error.problem, advice=error.advice, missing=missing, on_the_bus=on_the_bus, nvidia_smi=tool)
 
 
-def _gpu(asked: Query, device: Device) -> Gpu:
+def _gpu(asked: Query, device: Device) -> GpuState:
     rows = asked.ask("nvmlDeviceGetRemappedRows")  # Ampere and newer; before, pages are retired
     pending = rows[2] if rows else asked.integer("nvmlDeviceGetRetiredPagesPendingStatus")
     mig = asked.ask("nvmlDeviceGetMigMode")
-    return Gpu(
+    return GpuState(
         device=device,
         health=nvml.read(asked),
         compute_mode=asked.integer("nvmlDeviceGetComputeMode"),
@@ -255,7 +255,7 @@ def examine(
     nccl: str | None = None,
     root: pathlib.Path = pathlib.Path("/"),
     binding: Callable[[], Any] = nvml.import_binding,
-) -> Facts:
+) -> MachineFacts:
     """Return the facts for the cuda or the host backend; `root` and `binding` (the module pynvml) are for tests."""
     can = capabilities(backend)
     driver = read_driver(root, binding) if can.nvml else Driver()
@@ -264,7 +264,7 @@ def examine(
     else:
         version, cuda = torch_build()
         libraries = Software(torch=version, torch_cuda=cuda)
-    return Facts(
+    return MachineFacts(
         backend=backend,
         host=host(root, environment, [gpu.device for gpu in driver.gpus]),
         driver=driver,

@@ -14,7 +14,7 @@ from collbench.model.run import Device, Health, NetworkPort, Path
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuState:
     """One GPU as NVML has it now."""
 
     device: Device
@@ -36,7 +36,7 @@ class Driver:
     version: str = ""
     cuda: str = ""
     error: str = ""  # why it does not answer
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[GpuState, ...] = ()
     paths: tuple[Path, ...] = ()
     virtualization: str = ""
     on_the_bus: int | None = None  # NVIDIA GPUs that PCI has
@@ -104,7 +104,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MachineFacts:
     """All facts about a machine."""
 
     backend: str
@@ -172,7 +172,7 @@ class Line(NamedTuple):
 Lines = Iterator[Line]
 
 
-def line(level: Level, name: str, text: str, fix: str = "", gpus: Collection[Gpu] = ()) -> Line:
+def line(level: Level, name: str, text: str, fix: str = "", gpus: Collection[GpuState] = ()) -> Line:
     """Return a line about these GPUs; the functions below fix its level."""
     return Line(name, level, text, fix, tuple(gpu.device.index for gpu in gpus))
 
@@ -183,13 +183,13 @@ fail = partial(line, Level.FAIL)
 unknown = partial(line, Level.UNKNOWN)
 
 
-def tags(gpus: Collection[Gpu], among: Collection[Gpu] = ()) -> str:
+def tags(gpus: Collection[GpuState], among: Collection[GpuState] = ()) -> str:
     """Return the GPUs' names as "GPU0, GPU2", or "all 8 GPUs" where these are all of many."""
     if len(gpus) == len(among) > 2:
         return f"all {len(gpus)} GPUs"
     return ", ".join(gpu.device.tag for gpu in gpus)
 
 
-def nvidia_smi(gpus: Collection[Gpu], options: str) -> str:
+def nvidia_smi(gpus: Collection[GpuState], options: str) -> str:
     """Return the command that changes these GPUs."""
     return f"sudo nvidia-smi -i {','.join(str(gpu.device.index) for gpu in gpus)} {options}"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from collbench.machine import kernel, labels
 from collbench.machine.doctor.findings import (
     Driver,
-    Facts,
     Finding,
-    Gpu,
+    GpuState,
     Host,
     Level,
     Line,
     Lines,
+    MachineFacts,
     Software,
     Topic,
     fail,
@@ -35,7 +35,7 @@ from collbench.model.run import NetworkPort, Path, PeerStatus
 from collbench.model.units import abridged, amount, counted, fixed, format_approximate_size, verb
 
 
-def judge(facts: Facts) -> tuple[Finding, ...]:
+def judge(facts: MachineFacts) -> tuple[Finding, ...]:
     """Return all findings, in the order of the report."""
     gpus = visible_gpus(facts)
     if capabilities(facts.backend).nvml:
@@ -49,7 +49,7 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
     return tuple(Finding(group, *line) for group, lines in sections for line in lines)
 
 
-def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
+def visible_gpus(facts: MachineFacts) -> tuple[GpuState, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves; all of them where it leaves none, for the list may be wrong."""
     gpus = facts.driver.gpus
     environment = facts.environment
@@ -68,7 +68,7 @@ _INSTALL = "install the NVIDIA driver"
 _WITHOUT = "or use no GPU: collbench doctor --backend host"
 
 
-def _driver(facts: Facts) -> Lines:
+def _driver(facts: MachineFacts) -> Lines:
     """Judge the driver, its version, and how many GPUs it shows."""
     driver = facts.driver
     if driver.error:
@@ -93,7 +93,7 @@ def _driver_version(driver: Driver) -> Line:
     return ok("driver", text)
 
 
-def _count(facts: Facts) -> Line:
+def _count(facts: MachineFacts) -> Line:
     gpus = facts.driver.gpus
     text = counted(gpu.device.name for gpu in gpus)
     hidden = (facts.driver.on_the_bus or 0) - len(gpus)
@@ -108,7 +108,7 @@ def _count(facts: Facts) -> Line:
     return warn("GPUs", f"{text}; {hidden} more on PCI that the driver does not show", fix)
 
 
-def _visibility(facts: Facts) -> Lines:
+def _visibility(facts: MachineFacts) -> Lines:
     """Judge what CUDA_VISIBLE_DEVICES leaves; no line where it is not set and there are GPUs enough."""
     devices = [gpu.device for gpu in facts.driver.gpus]
     setting, order = facts.environment.get(NAME), facts.environment.get(ORDER)
@@ -135,7 +135,7 @@ def _visibility(facts: Facts) -> Lines:
         yield warn(ORDER, text, f"export {ORDER}=PCI_BUS_ID")
 
 
-def _health(gpus: Sequence[Gpu]) -> Lines:
+def _health(gpus: Sequence[GpuState]) -> Lines:
     """Judge the modes and the state of the visible GPUs, one line for each kind of problem."""
     for mode in _MODES:
         yield _mode(mode, gpus)
@@ -173,13 +173,13 @@ class _Mode:
     """A mode of GPUs. `problem` judges those on which it `is_bad`; `good` is said of it where there is none."""
 
     name: str
-    is_bad: Callable[[Gpu], bool | None]
+    is_bad: Callable[[GpuState], bool | None]
     good: str
-    problem: Callable[[Collection[Gpu], Sequence[Gpu]], Line]
+    problem: Callable[[Collection[GpuState], Sequence[GpuState]], Line]
     everywhere: bool = True  # False: GPUs that do not report it do not have it
 
 
-def _mode(mode: _Mode, gpus: Sequence[Gpu]) -> Line:
+def _mode(mode: _Mode, gpus: Sequence[GpuState]) -> Line:
     bad = [gpu for gpu in gpus if mode.is_bad(gpu)]
     unreported = [gpu for gpu in gpus if mode.is_bad(gpu) is None]
     if bad:
@@ -189,12 +189,12 @@ def _mode(mode: _Mode, gpus: Sequence[Gpu]) -> Line:
     return unknown(mode.name, "NVML does not report it") if unreported else ok(mode.name, mode.good)
 
 
-def _mig(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Line:
+def _mig(bad: Collection[GpuState], gpus: Sequence[GpuState]) -> Line:
     text = f"on for {tags(bad, gpus)}: CUDA shows parts of a GPU, and NCCL has no peer access between them"
     return fail("MIG", text, nvidia_smi(bad, "-mig 0"), bad)
 
 
-def _compute_mode(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Line:
+def _compute_mode(bad: Collection[GpuState], gpus: Sequence[GpuState]) -> Line:
     fix = nvidia_smi(bad, "-c DEFAULT")
     prohibited = [gpu for gpu in bad if gpu.compute_mode == _PROHIBITED]
     if prohibited:
@@ -203,7 +203,7 @@ def _compute_mode(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Line:
     return warn("compute mode", text, fix, bad)
 
 
-def _no_persistence(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Line:
+def _no_persistence(bad: Collection[GpuState], gpus: Sequence[GpuState]) -> Line:
     text = f"off on {tags(bad, gpus)}: the first process waits some seconds per GPU for the driver"
     return warn("persistence", text, nvidia_smi(bad, "-pm 1"), bad)
 
@@ -220,7 +220,7 @@ _MODES = (
 )
 
 
-def _gpu_memory(gpus: Sequence[Gpu]) -> Line:
+def _gpu_memory(gpus: Sequence[GpuState]) -> Line:
     failed = [gpu for gpu in gpus if gpu.repair_failed]
     if failed:
         text = f"{tags(failed, gpus)} could not remap a bad memory row"
@@ -243,7 +243,7 @@ def _gpu_memory(gpus: Sequence[Gpu]) -> Line:
 # The paths between GPUs, as NVML reports them.
 
 
-def _links(facts: Facts) -> Lines:
+def _links(facts: MachineFacts) -> Lines:
     """Judge peer access and NVLinks between the visible GPUs."""
     gpus, visible = facts.driver.gpus, visible_gpus(facts)
     paths = [path for path in facts.driver.paths if all(gpus[position] in visible for position in path.devices)]
@@ -264,7 +264,7 @@ def _links(facts: Facts) -> Lines:
         yield ok("NVLinks", ", ".join(f"{count} up on each {name}" for name, count in most.items() if count))
 
 
-def _peers(paths: Sequence[Path], gpus: Sequence[Gpu]) -> Line:
+def _peers(paths: Sequence[Path], gpus: Sequence[GpuState]) -> Line:
     refused = [path for path in paths if path.peers_denied]
     if refused and (first := refused[0].peer_access):
         pairs = abridged(["-".join(gpus[end].device.tag for end in path.devices) for path in refused], 4)
@@ -287,7 +287,7 @@ _UTILITY_ONLY = (
 _TORCH = "pip install torch for your CUDA: pytorch.org has the command"
 
 
-def _libraries(facts: Facts) -> Lines:
+def _libraries(facts: MachineFacts) -> Lines:
     """Judge the libraries that a run on GPUs opens, and whether they fit each other and the driver."""
     software = facts.software
     if not software.libcuda_error:
@@ -328,7 +328,7 @@ def _torchs_nccl(software: Software) -> Lines:
         yield warn(name, text, "unset COLLBENCH_NCCL and leave out --nccl to time torch's")
 
 
-def _torch(facts: Facts) -> Line:
+def _torch(facts: MachineFacts) -> Line:
     software = facts.software
     if not software.torch:
         return warn("torch", "not installed: collbench train needs it", _TORCH)
@@ -362,7 +362,7 @@ def _torch_for_cores(software: Software) -> Lines:
 _LONGEST = 60  # characters of a value; longer values are lists or paths, which are cut
 
 
-def _variables(facts: Facts) -> Lines:
+def _variables(facts: MachineFacts) -> Lines:
     """Judge each NCCL_* variable, from environment or file, in the order of names; collbench itself sets none."""
     own = [(name, value, "") for name, value in sorted(facts.environment.items()) if name.startswith("NCCL_")]
     configured = [(name, value, file) for file, name, value in sorted(facts.configured, key=lambda row: row[1])]
@@ -441,7 +441,7 @@ _LITTLE_MEMORY = 4096 * _MIB
 _TRANSLATED = ("DMA", "DMA-FQ")  # an IOMMU group's type in the kernel's words; "identity" passes addresses through
 
 
-def judge_host(facts: Facts, gpus: Sequence[Gpu]) -> Lines:
+def judge_host(facts: MachineFacts, gpus: Sequence[GpuState]) -> Lines:
     """Judge the host around the process; `gpus` are the visible ones, none on the host backend."""
     host = facts.host
     gpu_virtualization = "" if facts.driver.virtualization == "none" else facts.driver.virtualization
@@ -466,7 +466,7 @@ def judge_host(facts: Facts, gpus: Sequence[Gpu]) -> Lines:
         yield from _affinity(host.near_cards)
 
 
-def _shared_memory(facts: Facts, gpus: int) -> Line:
+def _shared_memory(facts: MachineFacts, gpus: int) -> Line:
     name, shm = "shared memory", facts.host.shm
     if shm is None:
         text = "no /dev/shm that can be read: processes on one host share memory through it"
@@ -495,7 +495,7 @@ def _locked_memory(host: Host) -> Line:
     return warn(name, text, fix)
 
 
-def _cpus(facts: Facts, gpus: int) -> Lines:
+def _cpus(facts: MachineFacts, gpus: int) -> Lines:
     """Judge how many CPUs this process may use, and how much of their time."""
     host, on_cores = facts.host, capabilities(facts.backend).cores
     text = f"{len(host.cpus)} available: {format_cpus(host.cpus)}"
@@ -524,7 +524,7 @@ def _memory(available_bytes: int) -> Line:
     return ok("memory", text)
 
 
-def _numa(host: Host, gpus: Sequence[Gpu]) -> Line:
+def _numa(host: Host, gpus: Sequence[GpuState]) -> Line:
     """Judge whether this process may use the CPUs and the memory near its GPUs."""
     with_affinity = [gpu for gpu in gpus if gpu.device.cpu_affinity]
     far = [gpu for gpu in with_affinity if not set(parse_cpus(gpu.device.cpu_affinity)) & set(host.cpus)]
@@ -542,7 +542,7 @@ def _numa(host: Host, gpus: Sequence[Gpu]) -> Line:
     return unknown("NUMA", "neither driver nor kernel says which CPUs are near the GPUs")
 
 
-def _peer_traffic(facts: Facts, gpus: Sequence[Gpu]) -> Lines:
+def _peer_traffic(facts: MachineFacts, gpus: Sequence[GpuState]) -> Lines:
     """Judge what may turn peer copies over PCIe: translation by the IOMMU, and bridges that redirect (ACS)."""
     slots = {
         gpu.device.index: facts.host.slots[gpu.device.index] for gpu in gpus if gpu.device.index in facts.host.slots

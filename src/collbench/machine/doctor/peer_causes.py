@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from collbench.machine import labels, theory
-from collbench.machine.doctor.findings import Facts, Gpu, Slot
+from collbench.machine.doctor.findings import GpuState, MachineFacts, Slot
 from collbench.model.errors import Failure, FailureKind
 from collbench.model.peer_map import Link, PeerLink, PeerMap, PeerState
 from collbench.model.run import PeerStatus
@@ -75,9 +75,9 @@ class _Case:
 
     link: PeerLink
     label: str
-    ends: tuple[Gpu, ...]  # those that the driver tells of
+    ends: tuple[GpuState, ...]  # those that the driver tells of
     slots: tuple[Slot, Slot]
-    facts: Facts
+    facts: MachineFacts
     variables: Mapping[str, str]
     whole: _Whole
 
@@ -100,7 +100,7 @@ class _Case:
         return next((status for status in answers if status is not None and status.allows is False), None)
 
 
-def causes(peer_map: PeerMap, facts: Facts) -> tuple[PeerCause, ...]:
+def causes(peer_map: PeerMap, facts: MachineFacts) -> tuple[PeerCause, ...]:
     """Return the causes of what the links show: of what is wrong first, of these the surest; alike ones are together.
 
     Of causes that are equally sure those come first whose fact is on the fewest links without the symptom, and of these
@@ -155,7 +155,7 @@ def _whole(peer_map: PeerMap) -> _Whole:
     )
 
 
-def _case(peer_map: PeerMap, link: PeerLink, facts: Facts, whole: _Whole) -> _Case:
+def _case(peer_map: PeerMap, link: PeerLink, facts: MachineFacts, whole: _Whole) -> _Case:
     first, second = (peer_map.devices[position].index for position in link.devices)
     by_index = {gpu.device.index: gpu for gpu in facts.driver.gpus}
     return _Case(
@@ -305,7 +305,7 @@ def _generation(case: _Case) -> _Found | None:
     return _below_best(case, what, generations, "let the firmware choose the slot's link speed (Auto)")
 
 
-def _reduced(case: _Case, part: Literal["width", "generation"]) -> Iterator[Gpu]:
+def _reduced(case: _Case, part: Literal["width", "generation"]) -> Iterator[GpuState]:
     """Yield the GPUs whose PCIe link has less than its best, unless more crossed it: then it was read at rest."""
     for gpu in case.ends:
         now, best = (getattr(source, f"pcie_{part}") for source in (gpu.health, gpu.device))

@@ -25,7 +25,7 @@ from collbench.model.operations import Endpoints, Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Members, Run, StopReason, tags
 from collbench.model.units import counted, format_size
 from collbench.report import sentences
-from collbench.report.html.page import Group, PageSection
+from collbench.report.html.page import PageSection, Panel
 from collbench.report.sections import Html, section
 from collbench.report.text import collectives, matrix, run_page, verdicts
 from collbench.report.text.comparison import body, matched
@@ -43,10 +43,10 @@ _MAX_COMMUNICATORS = 8  # with single launches: all pairs of eight GPUs are 28
 def _sections(diagnosis: Diagnosis, works: Sequence[RankedWork]) -> list[PageSection]:
     run, verdict_blocks = diagnosis.run, [*verdicts.page(diagnosis)]
     undone = [*only(verdict_blocks, "notes")]
-    groups = [Group([*only(verdict_blocks, "verdicts")])]
-    groups += [Group(undone, f"Not judged: this run lacks the data ({len(undone)})", paper=True)] if undone else []
+    groups = [Panel([*only(verdict_blocks, "verdicts")])]
+    groups += [Panel(undone, f"Not judged: this run lacks the data ({len(undone)})", paper=True)] if undone else []
     communicators = collectives.launches_by_communicator(run)[:_MAX_COMMUNICATORS]
-    launches = [Group(collectives.single_launches(run, by_size)) for by_size in communicators]
+    launches = [Panel(collectives.single_launches(run, by_size)) for by_size in communicators]
     return [
         *([PageSection("tails", "Tails and stragglers", launches)] if launches else []),
         PageSection("verdicts", "Verdicts", groups),
@@ -56,26 +56,26 @@ def _sections(diagnosis: Diagnosis, works: Sequence[RankedWork]) -> list[PageSec
     ]
 
 
-def _tiers(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
+def _tiers(run: Run, works: Sequence[RankedWork]) -> Iterator[Panel]:
     """Yield the tiers of each work and size, as `show --ranking` prints them."""
     for number, work in enumerate(works):
         for at, ranking in enumerate(work.rankings):
             title = f"{work.work} at {format_size(ranking.size_bytes)}: {verdict_of(ranking)}"
             parts: list[Part] = [tiers_table(run, ranking), *resolution(ranking)]
-            yield Group(parts, title, opened=number == at == 0, paper=at == 0)
+            yield Panel(parts, title, opened=number == at == 0, paper=at == 0)
     if not works:
-        yield Group([Text("No link, pair or single device was measured.")])
+        yield Panel([Text("No link, pair or single device was measured.")])
 
 
-def _health(run: Run) -> Iterator[Group]:
+def _health(run: Run) -> Iterator[Panel]:
     """Yield the health before and after the run, and how it was measured."""
     health = [f"health    {line}" for line in health_lines(run)]
-    yield Group([Lines("\n".join(health)) if health else Text("These devices report no temperatures or errors.")])
+    yield Panel([Lines("\n".join(health)) if health else Text("These devices report no temperatures or errors.")])
     if remarks := notes(run):
-        yield Group([Text("\nHow it was measured"), Lines("\n".join(remarks))])
+        yield Panel([Text("\nHow it was measured"), Lines("\n".join(remarks))])
 
 
-def _environment(run: Run) -> Iterator[Group]:
+def _environment(run: Run) -> Iterator[Panel]:
     settings, devices = run.settings, run.devices
     asked = [
         ("command", shlex.join(("collbench", *settings.command))),
@@ -87,7 +87,7 @@ def _environment(run: Run) -> Iterator[Group]:
     heads = ("device", "name", "PCI bus id", "UUID")
     blocks: list[Part] = [Lines("\n".join(f"{name:<9} {text}" for name, text in (*provenance(run), *asked) if text))]
     blocks += [Text("\nDevices"), table(*heads, rows=rows, left=heads)]
-    yield Group([*blocks, Text("\nLabels"), Text(render_topology(devices, run.paths))])
+    yield Panel([*blocks, Text("\nLabels"), Text(render_topology(devices, run.paths))])
 
 
 # What a run means: the three answers of the first screen, verdicts, choices, tiers and fits.
@@ -208,7 +208,7 @@ def _comparison(base: tuple[str, Run], other: tuple[str, Run], key: str) -> dict
         return {**shape, "how": f"not compared: {base_run.backend} and {run.backend} backend", "sections": []}
     comparison = compare(base_run, run, 0.0)
     said = [*shown(body(comparison, (base_name, name)), verbose=True)]
-    sections = [PageSection("compare", "What compare finds", [Group(said)])]
+    sections = [PageSection("compare", "What compare finds", [Panel(said)])]
     return {**shape, "how": matched(comparison), "sections": sections}
 
 

@@ -27,7 +27,7 @@ _PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Panel:
     """Parts of a section that stand together; with a summary a reader opens them. `paper`: they are printed open."""
 
     parts: Sequence[Part]
@@ -42,7 +42,7 @@ class PageSection:
 
     key: str
     title: str
-    groups: Sequence[Group]
+    groups: Sequence[Panel]
     note: str = ""
 
 
