@@ -430,7 +430,7 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
     return whole
 
 
-_LEAST_CHANCE = 1e-12  # no model of noise is surer
+_MIN_CHANCE = 1e-12  # no model of noise is surer
 
 
 def chance_beyond(own: int, peers: int, times: float) -> float:
@@ -441,7 +441,7 @@ def chance_beyond(own: int, peers: int, times: float) -> float:
     """
     draws = own * times
     log = math.lgamma(peers + 1) + math.lgamma(draws + 1) - math.lgamma(peers + draws + 1)
-    return max(_LEAST_CHANCE, math.exp(log))
+    return max(_MIN_CHANCE, math.exp(log))
 
 
 @functools.cache

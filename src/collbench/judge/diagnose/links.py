@@ -64,7 +64,7 @@ _MAX_STAGED = 0.70
 _ENOUGH_TRIALS = 12
 # Ranks alone tell up to this many times the peers' lowest trial; beyond that, what exponential noise does so far out.
 _FAR_BEYOND = 3.0
-_LEAST_NOISE = 1e-6
+_MIN_NOISE = 1e-6
 # The upper quartile lies this many σ above the middle of a normal distribution.
 _UPPER_QUARTILE = 0.6745
 
@@ -337,7 +337,7 @@ def _chance(reading: Reading, below: float, deviations: Sequence[float]) -> floa
     below /= reading.noisier
     own, peers, lower = len(reading.trials), len(deviations), bisect_right(deviations, -below)
     but_one = reading.high != reading.trials[-1]
-    times = below / max(-deviations[0], _LEAST_NOISE)
+    times = below / max(-deviations[0], _MIN_NOISE)
     if times > _FAR_BEYOND:
         return own * chance_beyond(own - 1, peers, times) if but_one else chance_beyond(own, peers, times)
     if not but_one:
