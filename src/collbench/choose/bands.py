@@ -288,14 +288,8 @@ def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
 
     Some hops may use NVLinks, which never makes a ring faster than its slowest hop over PCIe.
     """
-    k = sets.shape[1]
     limits, hops = uplink_limits(sets, wired.uplinks, wired.links)
-    ring = (
-        ring_table(wired.unshared, k)[masks(sets)]
-        if k <= MAX_MEMBERS
-        else np.full(len(sets), best_ring(wired.unshared))
-    )
-    hi = np.minimum(ring, limits)
+    hi = np.minimum(_best_rings(wired.unshared, sets), limits)
     share = lowest_pair(wired.share, sets)
     # A pair loads the host with two hops. If no check loaded it with more, more may have to share what two have.
     kept = np.where(share > CROWDED, share, np.minimum(share, 2 / np.maximum(hops, 1)))
@@ -308,14 +302,20 @@ def over_pcie_bound(wired: Wiring, sets: Sets) -> Values:
     The two directions of a pair may share a host bridge, its memory or a link, where a ring's hop goes one way: it may
     be twice as fast, though not faster than each end is with any other device over PCIe.
     """
-    k, at_most = sets.shape[1], (wired.filled or wired)
+    at_most = wired.filled or wired
     rates = np.maximum(at_most.unshared, at_most.rates)
     over = np.where(at_most.links > 0, 0.0, np.minimum(rates, rates.T))
     ends = np.minimum.outer(over.max(axis=1), over.max(axis=1))
     hops = np.where(at_most.links > 0, rates, np.maximum(rates, np.minimum(2 * rates, ends)))
     limits, _ = uplink_limits(sets, at_most.uplinks, at_most.links)
-    ring = ring_table(hops, k)[masks(sets)] if k <= MAX_MEMBERS else np.full(len(sets), best_ring(hops))
-    return np.minimum(ring, limits)
+    return np.minimum(_best_rings(hops, sets), limits)
+
+
+def _best_rings(rates: Rates, sets: Sets) -> Values:
+    """Return the highest bottleneck of any ring through each set; above 16 members `rates` are the only set's."""
+    if sets.shape[1] > MAX_MEMBERS:
+        return np.full(len(sets), best_ring(rates))
+    return ring_table(rates, sets.shape[1])[masks(sets)]
 
 
 def slowest_hop(wired: Wiring, sets: Sets) -> Values:

@@ -182,8 +182,7 @@ def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
         none = np.zeros(len(sets))
         return Candidates(sets, rate, rate, none, rate, none, rate, heuristic=False)
     lo, hi, hops = over_pcie(wired, sets)
-    planes = wired.plane[sets]
-    switched = (planes[:, 0] >= 0) & (planes == planes[:, :1]).all(axis=1)
+    switched = _switched(wired, sets)
     if switched.any():
         slowest = lowest_pair(wired.rates, sets[switched])
         lo[switched], hops[switched] = slowest, 0
@@ -210,6 +209,12 @@ def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
         _pack(wired, candidates, meshed, delta)
         bound[meshed] = hi[meshed]
     return candidates
+
+
+def _switched(wired: Wiring, sets: Sets) -> NDArray[np.bool_]:
+    """Return which sets are behind one plane of NVSwitches."""
+    planes = wired.plane[sets]
+    return np.asarray((planes[:, 0] >= 0) & (planes == planes[:, :1]).all(axis=1))
 
 
 def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta: float) -> None:
@@ -347,9 +352,7 @@ def _published(wired: Wiring, candidates: Candidates) -> tuple[Values, Values]:
     k = candidates.sets.shape[1]
     if k == 2:
         return np.full(len(candidates.sets), MIN_OF_MANY), np.ones(len(candidates.sets))
-    planes = wired.plane[candidates.sets]
-    switched = (planes[:, 0] >= 0) & (planes == planes[:, :1]).all(axis=1)
-    host = candidates.hops > 0
+    switched, host = _switched(wired, candidates.sets), candidates.hops > 0
     most = np.where(host, 1.0, np.where(switched & (k > FEW_RANKS), MAX_OF_MANY_SWITCHED, MAX_OF_PAIRS))
     return np.where(host, MIN_OVER_PCIE, MIN_OF_MANY), most
 

@@ -382,13 +382,19 @@ def _on_the_slowest(job: Job, placed: PlacedJob) -> PredictedJob | None:
     from collbench.jobs.predict import recorded as prediction  # late: numpy and scipy
 
     try:
-        check_sent_again(job)
+        _check_predictable(job)
         slowest = replace(placed, positions=dict(enumerate(placed.links.sets(job.world_size)[-1])))
-        known = not job.steps.reservation and not _other_variables(job, placed.links.run)
-        found = prediction.predict_job(job, slowest, placed) if known else None
+        found = None if _other_variables(job, placed.links.run) else prediction.predict_job(job, slowest, placed)
     except UsageError:  # the page is right without
         return None
     return found if found is not None and found.change[1] > _NOTEWORTHY * found.step else None
+
+
+def _check_predictable(job: Job) -> None:
+    """Raise UsageError for a job whose step is not known well enough."""
+    check_sent_again(job)
+    if job.steps.reservation:
+        raise UsageError(f"{job.steps.reservation}, which says too little of the job to predict it")
 
 
 def predict_job(
@@ -401,9 +407,7 @@ def predict_job(
     """
     from collbench.jobs.predict import recorded as prediction  # late: numpy and scipy
 
-    check_sent_again(job)
-    if job.steps.reservation:
-        raise UsageError(f"{job.steps.reservation}, which says too little of the job to predict it")
+    _check_predictable(job)
     new = _placed(runs, job, devices, name)
     if recorded:
         old = _placed(recorded, job, None if _known_devices(job) else devices, name)

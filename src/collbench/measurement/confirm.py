@@ -127,14 +127,12 @@ class _Again:
         fresh, error = self._measured(both_ways, {STAGED: size}, _STAGED_TRIALS)
         if error:
             say(f"not measured: {error}")
-        for failed in (measurement for measurement in fresh if measurement.failure):
-            say(f"not measured on {tags(failed.point.members, self.run.devices, ' → ')}: {failed.failure}")
-        hung = [
-            measurement for measurement in fresh if measurement.failure and measurement.failure.kind is FailureKind.HANG
-        ]
-        self.run.measurements += (
-            hung if error else [measurement for measurement in fresh if measurement in hung or not measurement.failure]
-        )
+        for measurement in fresh:
+            if failure := measurement.failure:
+                say(f"not measured on {tags(measurement.point.members, self.run.devices, ' → ')}: {failure}")
+            kept = failure.kind is FailureKind.HANG if failure else not error
+            if kept:
+                self.run.measurements.append(measurement)
 
     def _measured(
         self, groups: Mapping[Work, Sequence[Members]], sizes: Mapping[Work, int], trials: int = _TRIALS

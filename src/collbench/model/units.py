@@ -170,20 +170,22 @@ def format_size(size_bytes: int) -> str:
 
 def format_message_size(size_bytes: int) -> str:
     """Return a job's bytes as a person reads them: "25M" if that is exact, else three digits, "27.0M"."""
-    for suffix in ("T", "G", "M", "K"):
-        if size_bytes >= _SUFFIXES[suffix]:
-            value = size_bytes / _SUFFIXES[suffix]
-            exact = size_bytes % _SUFFIXES[suffix] == 0
-            return f"{value:.{0 if exact else 2 if value < 9.995 else 1 if value < 99.95 else 0}f}{suffix}"
-    return f"{size_bytes} B"
+    value, suffix = _in_largest_unit(size_bytes)
+    if not suffix:
+        return f"{size_bytes} B"
+    return f"{value:.{0 if value.is_integer() else 2 if value < 9.995 else 1 if value < 99.95 else 0}f}{suffix}"
 
 
 def format_approximate_size(size_bytes: int) -> str:
     """Return bytes as a person reads free memory: "139.2 GiB", "512 MiB"."""
-    for suffix in ("T", "G", "M", "K"):
-        if size_bytes >= _SUFFIXES[suffix]:
-            return f"{fixed(size_bytes / _SUFFIXES[suffix])} {suffix}iB"
-    return f"{size_bytes} B"
+    value, suffix = _in_largest_unit(size_bytes)
+    return f"{fixed(value)} {suffix}iB" if suffix else f"{size_bytes} B"
+
+
+def _in_largest_unit(size_bytes: int) -> tuple[float, str]:
+    """Return bytes in the largest binary unit of which they are one or more, and its letter, "" for bytes."""
+    suffix = next((letter for letter in ("T", "G", "M", "K") if size_bytes >= _SUFFIXES[letter]), "")
+    return size_bytes / _SUFFIXES[suffix], suffix
 
 
 def fixed(value: float, digits: int = 4) -> str:

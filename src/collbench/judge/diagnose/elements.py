@@ -180,7 +180,10 @@ def _blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Eleme
         ((first, other) for first, other in np.argwhere(fits < best + _UNDECIDED) if first <= other), key=fits.item
     )
     alike = [[candidates[place] for place in dict.fromkeys(both)] for both in places]
-    typical, plain = np.array([one.typical for one in seen]), np.array([one.kind == _PLAIN for one in seen])
+    typical, plain = (
+        np.array([reading.typical for reading in seen]),
+        np.array([reading.kind == _PLAIN for reading in seen]),
+    )
     slowed_to = np.where(plain & (predicted < 0), typical + predicted, np.inf).min(axis=1)
     chosen = sorted({*places[0]}, key=lambda place: slowed_to[place])
     return tuple(_undecided(alike)) or tuple(candidates[place] for place in chosen)

@@ -145,7 +145,7 @@ class Scheduled(NamedTuple):
 def scheduled(process_ids: Sequence[int]) -> Scheduled:
     """Return what the kernel says of all threads of these processes."""
     ran, waited, states = 0, 0, set[str]()
-    for thread in chain.from_iterable(pathlib.Path(f"/proc/{one}/task").glob("*") for one in process_ids):
+    for thread in chain.from_iterable(pathlib.Path(f"/proc/{process_id}/task").glob("*") for process_id in process_ids):
         with suppress(OSError, ValueError):  # a thread that has just ended
             on_core, in_queue, _ = map(int, (thread / "schedstat").read_text(encoding="ascii").split())
             ran, waited = ran + on_core, waited + in_queue
