@@ -287,3 +287,32 @@ def test_earlier_results_are_found_by_every_rank(fakes: Fakes, how: str) -> None
     script = f"ranks(2, lambda rank, held: failure(collect, held, [[0, 1]], {how}))"
     reported = fakes.script(_RANKS + script, stale="first").reported["results"]
     assert [result["kind"] for result in reported] == ["DataError"] * 2
+
+
+def test_a_world_without_lost_ranks_names_gpus_by_their_positions(fakes: Fakes) -> None:
+    script = """
+import threading
+from collbench.measurement.backends.cuda import CudaBackend, list_gpus
+from collbench.measurement.backends.protocol import NcclWorld, Step
+from collbench.model.errors import StepFailed
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Device
+devices = [Device(at, uuid, "GPU") for at, uuid in enumerate(list_gpus())]
+nccl, positions, results = native.Nccl(os.environ["NCCL"]), (0, 2, 3), {}
+unique_id = nccl.unique_id()
+def run(rank):
+    backend = CudaBackend(devices, lambda: nccl, world=NcclWorld(positions, rank, unique_id))
+    backend.reserve(1024)
+    backend.prepare(((3, 0),))
+    results[positions[rank]] = []
+    for groups in (((0, 2, 3),), ((3, 0), (2,)), ((3, 0),)):
+        seconds = backend.time(Step(Work(Operation.ALLREDUCE), groups, 1024, 1, 2)).seconds
+        results[positions[rank]].append([len(batches) for batches in seconds])
+threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+report(results=results)
+"""
+    done = fakes.script(script, gpus=4)
+
+    assert done.reported["results"] == {"0": [[2], [2, 0], [2]], "2": [[2], [0, 2], [0]], "3": [[2], [2, 0], [2]]}
+    assert Counter(done.log)["ncclCommInitRank"] == 3

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from collbench.measurement.backends.protocol import Call, Step, Timing
+from collbench.measurement.backends.protocol import Call, Step, Timing, slowest
 from collbench.model.errors import BackendError, DataCorruption, PeerLost, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NetworkPort, RankLaunches
 from collbench.ranks import rank_worker
 from collbench.ranks.connection import pair
-from collbench.ranks.coordinator import RankLost, Ranks, slowest
+from collbench.ranks.coordinator import RankLost, Ranks
 from tests.builders import gpus, throttled
 from tests.ranks.fakes import Board, FakeRankWorker, world
 

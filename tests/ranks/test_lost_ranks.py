@@ -10,18 +10,13 @@ import pytest
 from collbench.measurement.backends.protocol import Call, Step
 from collbench.model.errors import (
     BackendError,
-    Cause,
-    DataCorruption,
     ExitStatus,
-    Failure,
     FailureKind,
     StepFailed,
-    WrongData,
 )
 from collbench.model.operations import Operation, Work
 from collbench.ranks.connection import pair
 from collbench.ranks.coordinator import RankLost, Ranks
-from collbench.ranks.rank_worker import with_indices, with_positions
 from tests.ranks.fakes import Board, FakeRankWorker, world
 
 ALLREDUCE = Operation.ALLREDUCE
@@ -122,28 +117,6 @@ def test_a_rank_that_dies_while_idle_is_noticed() -> None:
         with pytest.raises(StepFailed, match="rank 1 is gone"):
             coordinator.time(step((0, 1), (2,)))
         assert coordinator.time(step((0,), (2,))).seconds == ((1.0, 2.0), (3.0, 6.0))
-
-
-def test_indices_in_a_ranks_answer_become_positions_again() -> None:
-    members = (0, 2, 5)
-    assert with_indices(Call("time", (step((5, 0), (2,)),)), members) == Call("time", (step((2, 0), (1,)),))
-    assert with_indices(Call("prepare", (((5, 0),),)), members) == Call("prepare", (((2, 0),),))
-    assert with_indices(Call("time", (step((1, 0)),)), (0, 1)) == Call("time", (step((1, 0)),))
-    because = Failure(FailureKind.ERROR, Cause.REPORTED, (1,))
-    failure = Failure(FailureKind.CRASH, Cause.DIED, (2,), groups=((2, 0),), because=because)
-    converted = with_positions(StepFailed("x", failure=failure), members)
-    assert isinstance(converted, StepFailed)
-    assert converted.failure.because is not None
-    assert (converted.failure.devices, converted.failure.groups, converted.failure.because.devices) == (
-        (5,),
-        ((5, 0),),
-        (2,),
-    )
-    wrong = WrongData(Work(ALLREDUCE), 8, (2, 1))
-    corrupt = with_positions(DataCorruption("y", wrong), members)
-    assert isinstance(corrupt, DataCorruption)
-    assert corrupt.wrong is not None
-    assert corrupt.wrong.members == (5, 2)
 
 
 def test_a_rank_that_did_not_connect_is_lost_from_the_start() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import secrets
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from collbench.ranks.messages import BadMessage, Order, RankMessage, decode_order, decode_rank_message, encode
@@ -25,36 +26,26 @@ _MAX_OTHER_CLIENTS = 64
 _CONNECT_S = 5.0
 
 
-@dataclass(slots=True)
-class _Client:
-    """A client that has not yet proved to be a rank: its challenge, its deadline, and the bytes received so far."""
-
-    nonce: bytes
-    deadline: float
-    received: bytearray = field(default_factory=bytearray)
-
-
 class Listener:
     """Accepts ranks: each proves that it knows the key, and rank 0 proves it too.
 
-    Clients that are not ranks, or that stall, delay nobody: all clients are served concurrently.
+    Clients that are not ranks, or that stall, delay nobody: each has a thread of its own.
     """
 
     def __init__(self, key: bytes, world_size: int, address: str = "") -> None:
         """Listen on a free port of one address, "" for all; `key` has KEY_BYTES. Raises OSError."""
         self._key, self._world_size = key, world_size
         self._socket = _listening(address)
-        self._socket.setblocking(False)
-        self._clients: dict[socket.socket, _Client] = {}
+        self._clients: list[socket.socket] = []  # which have not yet proved to be ranks, the oldest first
         self._admitted: dict[int, socket.socket] = {}
         self._latest_admission = time.monotonic()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._changed = threading.Condition()
         self.address = address
         self.port: int = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, name="listener", daemon=True).start()
 
     def admit(self, timeout_s: float, until: Callable[[float], float] | None = None) -> list[int]:
-        """Accept ranks until all have connected, for at most `timeout_s`. Return the missing ones, from rank 1 on.
+        """Wait until all ranks have connected, for at most `timeout_s`. Return the missing ones, from rank 1 on.
 
         Once most ranks have connected, the wait ends at `until`(time of the last connection). Both are times of
         time.monotonic.
@@ -65,94 +56,75 @@ class Listener:
             most = 2 * (len(self._admitted) + 1) > self._world_size
             return min(deadline, until(self._latest_admission)) if most and until is not None else deadline
 
-        while (missing := self._missing()) and (left := ends() - time.monotonic()) > 0:
-            for chosen, _ in self._selector.select(min(left, self._seconds_to_deadline())):
-                if chosen.fileobj is self._socket:
-                    self._accept()
-                elif chosen.fileobj in self._clients:
-                    self._read(chosen.fileobj)
-            for peer in [peer for peer, client in self._clients.items() if client.deadline < time.monotonic()]:
-                self._drop(peer)
+        with self._changed:
+            while (missing := self._missing()) and (left := ends() - time.monotonic()) > 0:
+                self._changed.wait(left)
         return missing
 
     def take(self) -> dict[int, socket.socket]:
         """Return the sockets of the connected ranks, by rank. The caller must close them."""
-        admitted, self._admitted = self._admitted, {}
+        with self._changed:
+            admitted, self._admitted = self._admitted, {}
         return admitted
 
     def close(self) -> None:
         """Stop accepting clients."""
-        for peer in (*self._clients, *self._admitted.values(), self._socket):
-            peer.close()
-        self._clients, self._admitted = {}, {}
-        self._selector.close()
+        with self._changed:
+            for peer in (self._socket, *self._clients):
+                _hang_up(peer)
+            for peer in self._admitted.values():
+                peer.close()
+            self._admitted = {}
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(1, self._world_size) if rank not in self._admitted]
 
-    def _seconds_to_deadline(self) -> float:
-        """Return the seconds until the first client's deadline."""
-        now = time.monotonic()
-        return max(0.0, min((client.deadline - now for client in self._clients.values()), default=_HANDSHAKE_S))
-
     def _accept(self) -> None:
-        if len(self._clients) >= self._world_size + _MAX_OTHER_CLIENTS:
-            self._drop(next(iter(self._clients)))
-        try:
-            peer, _ = self._socket.accept()
-        except OSError:  # gone again; or this process may open no more files, and another client holds one
-            if self._clients:
-                self._drop(next(iter(self._clients)))
-            else:
-                time.sleep(0.1)
-            return
-        peer.setblocking(False)
-        client = _Client(secrets.token_bytes(_NONCE_BYTES), time.monotonic() + _HANDSHAKE_S)
-        self._clients[peer] = client
-        self._selector.register(peer, selectors.EVENT_READ)
-        self._send(peer, client.nonce)
+        """Give each client a thread; the oldest client goes where there are too many, or this process has no file."""
+        with self._socket:
+            while True:
+                accepted: list[socket.socket] = []
+                try:
+                    accepted.append(self._socket.accept()[0])
+                except OSError as error:
+                    if error.errno == errno.EINVAL:  # it was closed
+                        return
+                    time.sleep(0.1)
+                with self._changed:
+                    full = len(self._clients) >= self._world_size + _MAX_OTHER_CLIENTS
+                    if self._clients and (full or not accepted):
+                        _hang_up(self._clients.pop(0))
+                    self._clients += accepted
+                for peer in accepted:
+                    threading.Thread(target=self._hear, args=(peer,), daemon=True).start()
 
-    def _read(self, peer: socket.socket) -> None:
-        client = self._clients[peer]
-        try:
-            part = peer.recv(_ANSWER_BYTES - len(client.received))
-        except BlockingIOError:
-            return
-        except OSError:
-            part = b""
-        client.received += part
-        if not part:
-            self._drop(peer)
-        elif len(client.received) == _ANSWER_BYTES:
-            self._admit(peer, client)
-
-    def _admit(self, peer: socket.socket, client: _Client) -> None:
-        """Accept the client if it has proved to be a missing rank."""
-        head, proof = bytes(client.received[:-_PROOF_BYTES]), bytes(client.received[-_PROOF_BYTES:])
-        rank = int.from_bytes(head[:_RANK_BYTES], "big")
-        proved = hmac.compare_digest(proof, _proof(self._key, b"rank", client.nonce, head))
-        if not proved or rank not in self._missing():
-            self._drop(peer)
-        elif self._send(peer, _proof(self._key, b"rank 0", client.nonce, head)):
-            self._selector.unregister(peer)
-            del self._clients[peer]
-            self._admitted[rank] = peer
-            self._latest_admission = time.monotonic()
-
-    def _send(self, peer: socket.socket, data: bytes) -> bool:
-        """Send bytes that fit every socket's buffer; drop the client if it has disconnected."""
-        try:
-            sent = peer.send(data) == len(data)
-        except OSError:
-            sent = False
-        if not sent:
-            self._drop(peer)
-        return sent
-
-    def _drop(self, peer: socket.socket) -> None:
-        self._selector.unregister(peer)
-        del self._clients[peer]
+    def _hear(self, peer: socket.socket) -> None:
+        """Admit a client that proves to be a missing rank, and prove rank 0 to it; else close its connection."""
+        with suppress(OSError):
+            peer.settimeout(_HANDSHAKE_S)
+            nonce = secrets.token_bytes(_NONCE_BYTES)
+            peer.sendall(nonce)
+            answer = _exactly(peer, _ANSWER_BYTES)
+            head, proof = answer[:-_PROOF_BYTES], answer[-_PROOF_BYTES:]
+            rank = int.from_bytes(head[:_RANK_BYTES], "big")
+            proved = hmac.compare_digest(proof, _proof(self._key, b"rank", nonce, head))
+            with self._changed:
+                if proved and rank in self._missing() and peer in self._clients:
+                    peer.sendall(_proof(self._key, b"rank 0", nonce, head))
+                    self._clients.remove(peer)
+                    self._admitted[rank], self._latest_admission = peer, time.monotonic()
+                    self._changed.notify()
+                    return
+        with self._changed:
+            if peer in self._clients:
+                self._clients.remove(peer)
         peer.close()
+
+
+def _hang_up(peer: socket.socket) -> None:
+    """End a connection, which another thread may use: that one closes it."""
+    with suppress(OSError):  # the other side was faster
+        peer.shutdown(socket.SHUT_RDWR)
 
 
 def connect(addresses: tuple[str, ...], port: int, key: bytes, rank: int) -> socket.socket:
@@ -270,8 +242,7 @@ class Connection(Generic[_Sent, _Received]):
         try:
             self._socket.sendall(frame)
         except OSError:
-            with suppress(OSError):  # the other side was faster
-                self._socket.shutdown(socket.SHUT_RDWR)  # else the rest would be read as the start of the next frame
+            _hang_up(self._socket)  # else the rest would be read as the start of the next frame
             raise
 
     def receive(self) -> _Received | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
-from collbench.measurement.backends.protocol import Backend, BackendFacts, Call, Step, Timing, VerifiedBytes
+from collbench.measurement.backends.protocol import Backend, BackendFacts, Call, Step, Timing, slowest
 from collbench.model.errors import (
     BackendError,
     Cause,
@@ -25,7 +24,7 @@ from collbench.model.errors import (
     failure_of,
 )
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Device, Flag, Health, NetworkPort, RankLaunches, Refusal, SkipKind
+from collbench.model.run import Device, Flag, Health, NetworkPort, Refusal, SkipKind
 from collbench.ranks.connection import RankConnection, framed
 from collbench.ranks.messages import METHODS, Abandon, Alive, BadMessage, Done, Leave, Opening, Reply
 from collbench.ranks.store import Publisher
@@ -253,8 +252,6 @@ def _absent(rank: int, name: str) -> RankLost:
 
 # The backend.
 
-_Combined = TypeVar("_Combined")
-
 
 class Coordinator(Backend):
     """Times collectives on the ranks' devices; positions are ranks.
@@ -460,43 +457,3 @@ class Coordinator(Backend):
         if not isinstance(first, BackendError):
             return named
         return StepFailed(str(named), failure=replace(first.failure, rank=rank))
-
-
-def slowest(step: Step, timings: Sequence[Timing] | Mapping[int, Timing]) -> Timing:
-    """Return each group's times from `timings` by rank: the maximum of each batch, the mean of the launch loop.
-
-    Bytes received and compared are summed; single launches are kept per rank.
-    """
-    groups = [[timings[rank] for rank in group] for group in step.groups]
-    every = [timing for group in groups for timing in group]
-
-    def by_group(combine: Callable[[int, list[Timing]], _Combined]) -> tuple[_Combined, ...]:
-        return tuple(combine(index, group) for index, group in enumerate(groups))
-
-    def batches(index: int, group: list[Timing]) -> tuple[float, ...]:
-        return tuple(map(max, zip(*(timing.seconds[index] for timing in group), strict=True)))
-
-    def launch(index: int, group: list[Timing]) -> float:
-        return fmean(timing.launch_seconds[index] for timing in group)
-
-    def coverage(index: int, group: list[Timing]) -> VerifiedBytes:
-        parts = [timing.coverage[index] for timing in group]
-        return VerifiedBytes(sum(part.moved for part in parts), sum(part.verified for part in parts))
-
-    def singles(index: int, group: list[Timing]) -> tuple[RankLaunches, ...]:
-        return tuple(launches for timing in group for launches in timing.singles[index])
-
-    def plain(index: int, group: list[Timing]) -> bool:
-        return any(timing.plain[index : index + 1] == (True,) for timing in group)
-
-    def waits(index: int, group: list[Timing]) -> tuple[tuple[float, ...], ...]:
-        return tuple(waited for timing in group for waited in timing.waits[index])
-
-    return Timing(
-        seconds=by_group(batches),
-        launch_seconds=by_group(launch) if all(timing.launch_seconds for timing in every) else (),
-        coverage=by_group(coverage) if all(timing.coverage for timing in every) else (),
-        singles=by_group(singles) if step.singles else (),
-        plain=by_group(plain) if any(timing.plain for timing in every) else (),
-        waits=by_group(waits) if all(timing.waits for timing in every) else (),
-    )

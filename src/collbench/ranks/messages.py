@@ -145,18 +145,11 @@ class BadMessage(BackendError):
 
 def encode(message: Order | RankMessage) -> bytes:
     """Return a message as JSON: its type's name, and its fields. Raises ValueError for a number that JSON lacks."""
-    match message:
-        case Call(method, arguments):
-            fields: list[object] = ["Call", method, arguments]
-        case Leave(failure):
-            fields = ["Leave", failure]
-        case Done(method, value, flags):
-            fields = ["Done", method, value, flags]
-        case CollbenchError():
-            kind = next(base.__name__ for base in type(message).__mro__ if base.__name__ in _FAILURES)
-            fields = ["Failed", kind, str(message), _facts(message)]
-        case Abandon() | Alive():
-            fields = [type(message).__name__]
+    if isinstance(message, CollbenchError):
+        kind = next(base.__name__ for base in type(message).__mro__ if base.__name__ in _FAILURES)
+        fields: list[object] = ["Failed", kind, str(message), _facts(message)]
+    else:
+        fields = [type(message).__name__, *_fields(message).values()]
     return _ENCODER.encode(fields).encode("ascii")
 
 

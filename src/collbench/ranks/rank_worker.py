@@ -7,7 +7,6 @@ import pathlib
 import signal
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -20,11 +19,11 @@ from collbench.machine.nccl import host_identity
 from collbench.machine.network_cards import read_ports
 from collbench.machine.nvml import Nvml
 from collbench.measurement.backends.factory import ObservedGpus, here
-from collbench.measurement.backends.host import TIMEOUT_S, check, corruption, expected_seconds, start_workers
+from collbench.measurement.backends.host import TIMEOUT_S, check, expected_seconds, start_workers
 from collbench.measurement.backends.isolated import IsolatedBackend
 from collbench.measurement.backends.protocol import BackendFacts, Call, NcclWorld, Step, Timing
 from collbench.measurement.backends.torch_process import TorchWorkers
-from collbench.model.errors import BackendError, CollbenchError, DataCorruption, Failure, MachineError, UsageError
+from collbench.model.errors import BackendError, CollbenchError, MachineError, UsageError
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.ranks.connection import HasFile, Rank0Connection, ready
 from collbench.ranks.messages import Abandon, Alive, BadMessage, Done, Introduction, Leave, Opening, Order, Reply
@@ -34,7 +33,7 @@ from collbench.ranks.store import Store, interface_of, prefix
 class RankWorker(ABC):
     """One rank's device. Errors are CollbenchErrors; after any error but DataCorruption it must be opened again.
 
-    Rank 0 calls the methods in messages.METHODS. Groups are of indices in the opened world. A subclass overrides the
+    Rank 0 calls the methods in messages.METHODS. Groups are of positions in `devices`. A subclass overrides the
     methods whose default does not apply to it.
     """
 
@@ -136,12 +135,13 @@ class CudaRankWorker(RankWorker):
 
     def open(self, opening: Opening) -> BackendFacts:
         """Open the GPU and join NCCL's world, whose id is in the store under the opening's key."""
-        devices = tuple(self.devices[position] for position in opening.positions)
         self._need_unused_worker()
         self._used = True
         unique_id = bytes.fromhex(self._store.read(opening.key))
-        world = NcclWorld(opening.index, len(devices), unique_id)
-        self._backend.open(devices, self._nccl_path, collectives=True, world=world, registrations=self._registrations)
+        world = NcclWorld(opening.positions, opening.index, unique_id)
+        self._backend.open(
+            self.devices, self._nccl_path, collectives=True, world=world, registrations=self._registrations
+        )
         return replace(self._backend.facts, operations={})  # copies: not for a world
 
     def reserve(self, largest_bytes: int) -> None:
@@ -216,7 +216,7 @@ class HostRankWorker(RankWorker):
         reach = sorted(os.sched_getaffinity(0))
         self._core = reach[launch.local_rank % len(reach)]
         self._worker: TorchWorkers | None = None
-        self._index = launch.rank
+        self._positions: tuple[int, ...] = ()
 
     def introduce(self) -> Introduction:
         """Return this host and the rank's core."""
@@ -225,9 +225,9 @@ class HostRankWorker(RankWorker):
     def open(self, opening: Opening) -> BackendFacts:
         """Start the worker and wait until it has met all others."""
         self.close()
-        self._index = opening.index
+        self._positions = opening.positions
         self._worker = start_workers(
-            {self._index: self._core},
+            {opening.index: self._core},
             len(opening.positions),
             (self._launch.master_addr, str(self._launch.master_port), f"{prefix(self._launch)}/{opening.key}"),
             (interface_of(opening.address) if opening.address else "") or "lo",
@@ -245,14 +245,9 @@ class HostRankWorker(RankWorker):
         if self._worker is None:
             raise BackendError(f"{step.work} before the gloo worker was started")
         check(step)
-        (times,) = self._worker.ask(self._timeout_s + expected_seconds(step), "time", step)
-        if error := corruption(step, self._index, times):
-            raise error
-        mine = [self._index in group for group in step.groups]
-        return Timing(
-            tuple(times.seconds if is_mine else () for is_mine in mine),
-            waits=tuple((times.waits,) if is_mine else () for is_mine in mine),
-        )
+        timing: Timing
+        (timing,) = self._worker.ask(self._timeout_s + expected_seconds(step), "time", step, self._positions)
+        return timing
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
         """Return the paths between cores."""
@@ -312,7 +307,6 @@ class _Server:
         self, rank_0: Rank0Connection, rank_worker: RankWorker, worker: ThreadPoolExecutor, alive_every_s: float
     ) -> None:
         self._rank_0, self._rank_worker, self._worker, self._alive_every_s = rank_0, rank_worker, worker, alive_every_s
-        self._positions: tuple[int, ...] = ()  # the present world's positions, by index
         self._next: Order | None = None  # it arrived during another request
         self._hung_up = False
 
@@ -333,14 +327,11 @@ class _Server:
         """Answer one call in another thread, while this thread listens for Abandon."""
         done, notify_done = socket.socketpair()
         with done, notify_done:
-            match call.arguments:
-                case (Opening() as opening,):
-                    self._positions = opening.positions
-            answer = self._worker.submit(_answer, self._rank_worker, with_indices(call, self._positions))
+            answer = self._worker.submit(_answer, self._rank_worker, call)
             answer.add_done_callback(lambda _answer: notify_done.send(b"."))
             self._wait_until(done)
             done.recv(1)
-        self._send(with_positions(answer.result(), self._positions))
+        self._send(answer.result())
 
     def _wait_until(self, done: socket.socket) -> None:
         """Return when the request is answered, and send Alive meanwhile; any order that arrives earlier ends it."""
@@ -363,44 +354,6 @@ class _Server:
                 self._rank_0.send(message)
             except ValueError as error:  # NaN, for example: rank 0 would wait forever
                 self._rank_0.send(BackendError(f"an answer that cannot be sent: {error}"))
-
-
-def with_indices(call: Call, positions: Sequence[int]) -> Call:
-    """Return a call whose groups are converted from positions to indices in a world of `positions`."""
-    if list(positions) == list(range(len(positions))):
-        return call
-    index_of = {position: index for index, position in enumerate(positions)}
-
-    def converted(groups: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(index_of[position] for position in group) for group in groups)
-
-    match call:
-        case Call("time", (Step() as step,)):
-            return Call("time", (replace(step, groups=converted(step.groups)),))
-        case Call("prepare", (tuple() as groups,)):
-            return Call("prepare", (converted(groups),))
-    return call
-
-
-def with_positions(reply: Reply, positions: Sequence[int]) -> Reply:
-    """Return an answer whose failure names devices by position instead of by index in `positions`."""
-    if list(positions) == list(range(len(positions))):
-        return reply
-    if isinstance(reply, DataCorruption) and reply.wrong is not None:
-        wrong = tuple(positions[index] for index in reply.wrong.members)
-        return DataCorruption(str(reply), replace(reply.wrong, members=wrong))
-    if isinstance(reply, BackendError):
-        return type(reply)(str(reply), failure=_failure_with_positions(reply.failure, positions))
-    return reply
-
-
-def _failure_with_positions(failure: Failure, positions: Sequence[int]) -> Failure:
-    return replace(
-        failure,
-        devices=tuple(positions[index] for index in failure.devices),
-        groups=tuple(tuple(positions[index] for index in group) for group in failure.groups),
-        because=_failure_with_positions(failure.because, positions) if failure.because else None,
-    )
 
 
 def _answer(rank_worker: RankWorker, call: Call) -> Reply:

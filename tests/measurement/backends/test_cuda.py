@@ -48,7 +48,7 @@ def test_buffers_hold_more_messages_where_memory_is_plenty(
     monkeypatch.setattr(_native, "Gpus", Gpus)
     monkeypatch.setattr(_native, "list_gpus", lambda: [device.uuid for device in devices])
     CudaBackend(devices, None).reserve(largest)
-    CudaBackend(devices, None, world=NcclWorld(0, 2, b"")).reserve(largest)
+    CudaBackend(devices, None, world=NcclWorld((0, 1), 0, b"")).reserve(largest)
 
     # With one process per GPU, ranks with more and with less memory have the same slots.
     # Host memory has no room for more messages, because pinning takes seconds.

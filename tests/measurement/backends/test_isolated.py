@@ -284,8 +284,8 @@ def test_errors_before_the_first_step_are_raised(backend: IsolatedBackend, monke
 
 
 def test_a_rank_of_a_world_cannot_be_replaced(backend: IsolatedBackend) -> None:
-    opened(backend, NcclWorld(1, 4, b"id"))
-    with pytest.raises(BackendError, match=r"rank 1 cannot continue: crash: .*\(signal 11\)") as caught:
+    opened(backend, NcclWorld((0, 2, 5, 7), 1, b"id"))
+    with pytest.raises(BackendError, match=r"rank 2 cannot continue: crash: .*\(signal 11\)") as caught:
         list(backend.time_steps(copies(fake_worker.GOOD, fake_worker.SEGFAULT, fake_worker.GOOD)))
     assert not isinstance(caught.value, StepFailed)
 

@@ -144,12 +144,14 @@ class CudaBackend(Backend):
     ) -> None:
         """Open the GPUs, and meanwhile call `find_nccl`, None if no collective will be timed.
 
-        Raises MachineError. `peers` False leaves peer access off. With a `world`, positions are its ranks, and this
-        rank's GPU is opened. Each of so many `registrations`, kinds of registered memory, has buffers of its own. A
-        batch of copies that is not done after `copies_s` seconds hangs.
+        Raises MachineError. `peers` False leaves peer access off. With a `world` this rank's GPU is opened. Each of so
+        many `registrations`, kinds of registered memory, has buffers of its own. A batch of copies that is not done
+        after `copies_s` seconds hangs.
         """
         self._devices = tuple(devices)
-        self._ours = self._devices if world is None else (self._devices[world.rank],)
+        self._ours = self._devices if world is None else (self._devices[world.position],)
+        # NCCL's rank of each position.
+        self._ranks = {at: rank for rank, at in enumerate(world.positions if world else range(len(self._devices)))}
         # While NCCL's library is loaded, in 0.1 s, nothing else can be: all modules are there when that begins.
         ordinals, ptx = _ordinals(self._ours), shipped_ptx()
         loading = Background(find_nccl) if find_nccl else None
@@ -157,7 +159,7 @@ class CudaBackend(Backend):
             self._gpus = _native.Gpus(ordinals, ptx, peers)
         self._peers, self._refused = self._gpus.peer_access(), self._gpus.peer_refusals()
         self._largest_cache = max(self._gpus.cache_bytes)
-        membership = (world.rank, world.world_size, world.unique_id) if world else (0, 0, b"")
+        membership = (world.rank, len(world.positions), world.unique_id) if world else (0, 0, b"")
         self._registrations, self._alone, self._copies_s = registrations, world is None, copies_s
         self.nccl = loading.result() if loading else None
         self._collectives = _native.Collectives(self._gpus, self.nccl, *membership) if self.nccl else None
@@ -188,7 +190,7 @@ class CudaBackend(Backend):
 
     def capacity_bytes(self) -> int:
         """Return the largest message in bytes that fits every GPU's buffers, beside CUDA's and NCCL's own needs."""
-        communicators = len(self._devices) if self._collectives else 0
+        communicators = len(self._ranks) if self._collectives else 0
         room = min(self._free) - _ROOM_FOR_CUDA - communicators * _ROOM_A_COMMUNICATOR
         buffers = _BUFFERS + _REGISTERED_BUFFERS * self._registrations
         return max(0, room // buffers - _ROOM_IN_A_BUFFER)
@@ -241,7 +243,7 @@ class CudaBackend(Backend):
         """Make the communicator of all ranks, and the groups' ones. Raises StepFailed."""
         if self._collectives is not None:
             with explained("making NCCL communicators", Cause.NO_COMMUNICATOR, self._devices, ours=self._ours):
-                self._collectives.prepare([list(group) for group in groups])
+                self._collectives.prepare(self._by_rank(groups))
 
     def time(self, step: Step) -> Timing:
         """Time a step, twice where the host was late, as one that was stopped. Raises DataCorruption, StepFailed.
@@ -318,7 +320,7 @@ class CudaBackend(Backend):
         plain = [spans_hosts(self._devices, group) for group in step.groups]
         times = self._collectives.time(
             _native.CollectiveRound(
-                groups=[list(group) for group in step.groups],
+                groups=self._by_rank(step.groups),
                 operation=_native.Collective.__members__[step.work.operation],
                 dtype=_native.Dtype.__members__[step.dtype],
                 reduction=_native.Reduction.__members__[step.redop],
@@ -346,6 +348,9 @@ class CudaBackend(Backend):
             tuple(plain) if any(plain) else (),
             tuple((tuple(own[step.warmup :]),) if own else () for own in times.waits),
         )
+
+    def _by_rank(self, groups: Sequence[tuple[int, ...]]) -> list[list[int]]:
+        return [[self._ranks[member] for member in group] for group in groups]
 
     # No `close`: the driver takes back memory, contexts and communicators when the process ends. Destroying the
     # communicators would cost 0.5–1.0 s a round [docs/method/collectives.md 1, 4×H200] and gain nothing.

@@ -10,8 +10,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from collbench.measurement.backends.host import GlooTimes
-from collbench.measurement.backends.protocol import Step
+from collbench.measurement.backends.protocol import Step, Timing
 from collbench.measurement.backends.torch_collectives import (
     Blocks,
     Elements,
@@ -21,12 +20,14 @@ from collbench.measurement.backends.torch_collectives import (
     takes_one_buffer,
 )
 from collbench.measurement.backends.torch_rank import run
+from collbench.model.errors import DataCorruption, WrongData
 from collbench.model.operations import Variant
 from collbench.model.units import DTYPE_BYTES
 
 # Small messages rotate over this many bytes, beyond a core's own L2 (docs/method/measuring.md 8).
 _SPAN_BYTES = 8 * 2**20
 _CORE = torch.device("cpu")
+_Seconds, _Wrong = tuple[float, ...], tuple[int, float, float]
 
 
 class GlooRank:
@@ -37,13 +38,27 @@ class GlooRank:
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._steps = 0  # so far, the same on all ranks
 
-    def time(self, step: Step) -> GlooTimes:
-        """Time the step in this rank's group; a rank outside all groups answers at once."""
+    def time(self, step: Step, positions: Sequence[int]) -> Timing:
+        """Time the step in this rank's group; a rank outside all groups answers at once.
+
+        `positions` are those of the world's ranks: groups are of positions. Raises DataCorruption.
+        """
         self._steps += 1
-        for members in step.groups:
+        groups = [tuple(map(positions.index, members)) for members in step.groups]
+        for members in groups:
             self._group(members)
-        mine = next((members for members in step.groups if self._rank in members), None)
-        return GlooTimes() if mine is None else self._measure(step, mine)
+        mine = next((at for at, members in enumerate(groups) if self._rank in members), None)
+        if mine is None:
+            return Timing(((),) * len(groups), waits=((),) * len(groups))
+        seconds, waits, wrong = self._measure(step, groups[mine])
+        if wrong is not None:
+            here = positions[self._rank]
+            found_by_first = (here, *(member for member in step.groups[mine] if member != here))
+            raise DataCorruption(wrong=WrongData(step.work, step.size_bytes, found_by_first, None, *wrong))
+        return Timing(
+            tuple(seconds if at == mine else () for at in range(len(groups))),
+            waits=tuple((waits,) if at == mine else () for at in range(len(groups))),
+        )
 
     def _group(self, members: tuple[int, ...]) -> dist.ProcessGroup:
         """Return the members' process group, made by *all* ranks of the world at its first use.
@@ -55,7 +70,10 @@ class GlooRank:
             self._groups[members] = cast("dist.ProcessGroup", dist.new_group(list(members), backend="gloo"))
         return self._groups[members]
 
-    def _measure(self, step: Step, members: tuple[int, ...]) -> GlooTimes:
+    def _measure(
+        self, step: Step, members: tuple[int, ...]
+    ) -> tuple[_Seconds, _Seconds, _Wrong | None]:
+        """Return this rank's seconds of each batch, those in the barrier before it, and the first wrong element."""
         group = self._group(members)
         order = sorted(members)  # as torch has them: blocks come in this order
         root = members[step.root]
@@ -79,7 +97,7 @@ class GlooRank:
         waits, seconds = zip(*times, strict=True)
         for message in messages if step.verify else ():
             wrong = wrong or message.first_wrong()
-        return GlooTimes(seconds[step.warmup :], waits[step.warmup :], wrong)
+        return seconds[step.warmup :], waits[step.warmup :], wrong
 
 
 def _messages(step: Step, position: int, root: int, blocks: Blocks, salt: int) -> list[Message]:

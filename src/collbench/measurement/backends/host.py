@@ -6,12 +6,11 @@ Gloo has one worker process per rank; their parent, which uses this module, neve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collbench.machine import numa
 from collbench.machine.kernel import available_bytes
-from collbench.measurement.backends.protocol import Backend, Step, Timing
+from collbench.measurement.backends.protocol import Backend, Step, Timing, slowest
 from collbench.measurement.backends.torch_process import TorchWorkers, need_torch, worker_environment
 from collbench.model.capabilities import HOST
 from collbench.model.errors import BackendError, DataCorruption, UsageError, WrongData
@@ -31,19 +30,6 @@ REDOPS = ("sum", "prod", "min", "max")
 TIMEOUT_S = 60.0
 # The slowest all-reduce to wait for, in B/s. Loopback TCP on one shared core still gives ten times as much.
 _SLOWEST_RATE = 20e6
-
-
-@dataclass(frozen=True, slots=True)
-class GlooTimes:
-    """One rank's answer to a Step: seconds per iteration of each batch, () if the rank is in none of the groups.
-
-    `waits` are its seconds in the barrier before each batch. `wrong` is the first wrong element: its byte offset in the
-    message, the expected and the found value.
-    """
-
-    seconds: tuple[float, ...] = ()
-    waits: tuple[float, ...] = ()
-    wrong: tuple[int, float, float] | None = None
 
 
 def check(step: Step) -> None:
@@ -71,16 +57,6 @@ def expected_seconds(step: Step) -> float:
     """Return how long a step may take on the slowest machine, in seconds."""
     messages = step.iterations * (step.batches + step.warmup) + 1
     return messages * step.size_bytes * max(map(len, step.groups)) / _SLOWEST_RATE
-
-
-def corruption(step: Step, rank: int, times: GlooTimes) -> DataCorruption | None:
-    """Return the error for the rank's wrong element, None if all were right."""
-    if times.wrong is None:
-        return None
-    offset, expected, received = times.wrong
-    members = next(group for group in step.groups if rank in group)
-    found_by_first = (rank, *(member for member in members if member != rank))
-    return DataCorruption(wrong=WrongData(step.work, step.size_bytes, found_by_first, None, offset, expected, received))
 
 
 def start_workers(
@@ -121,7 +97,8 @@ class GlooWorld:
                 self._workers = start_workers(self._cores, len(self._cores))
                 self._workers.join(self._timeout_s)
             # Each worker gets the step: all must take part in making a process group, whether they are in it or not.
-            return timing_of(step, self._workers.ask(self._timeout_s + expected_seconds(step), "time", step))
+            timings = self._workers.ask(self._timeout_s + expected_seconds(step), "time", step, tuple(self._cores))
+            return slowest(step, timings)
         except BaseException:  # Ctrl-C too
             self.close()
             raise
@@ -131,15 +108,6 @@ class GlooWorld:
         if self._workers is not None:
             self._workers.kill()
             self._workers = None
-
-
-def timing_of(step: Step, ranks: Sequence[GlooTimes]) -> Timing:
-    """Return the slowest rank's time of each batch of each group. Raises DataCorruption for a wrong element."""
-    for rank, times in enumerate(ranks):
-        if error := corruption(step, rank, times):
-            raise error
-    batches_of = [zip(*(ranks[rank].seconds for rank in group), strict=True) for group in step.groups]
-    return Timing(seconds=tuple(tuple(map(max, batches)) for batches in batches_of))
 
 
 # The backend.

@@ -308,8 +308,8 @@ class Supervised:
             self._failed_starts, self._last_failure = self._failed_starts + 1, error
         if self._opening is not None and self._opening.world is not None:
             failed = PeerLost if isinstance(error, PeerLost) else BackendError
-            text = f"rank {self._opening.world.rank} cannot continue: {error}"
-            raise failed(text, failure=replace(error.failure, rank=self._opening.world.rank)) from error
+            rank = self._opening.world.position
+            raise failed(f"rank {rank} cannot continue: {error}", failure=replace(error.failure, rank=rank)) from error
         return error if isinstance(error, StepFailed) else StepFailed(str(error), failure=error.failure)
 
 
@@ -402,7 +402,7 @@ class IsolatedBackend(Backend):
         return self._worker.process_ids + self._staging.process_ids
 
     def devices(self) -> tuple[Device, ...]:
-        """Return the GPUs by position, with a world by rank."""
+        """Return the GPUs by position."""
         return self._devices
 
     def operations(self, variant: Variant) -> tuple[Operation, ...]:

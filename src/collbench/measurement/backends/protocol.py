@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from statistics import fmean
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from collbench.machine import variables
@@ -68,10 +70,10 @@ class Timing:
     empty if that is not counted; wrong data raises an error instead. `singles[g]` are the single launches of each of
     the group's ranks, in their order, in ns of one clock for all ranks of a host; empty without any. `plain[g]`: the
     group's batches were plain launches, not replays of a graph; empty if all were replays, or nothing is launched.
-    `waits[g][r][b]` are the seconds for which rank r of the group was in the barrier before batch b; empty in a single
-    process. The rank that reaches the barrier last waits least. Except before a step's first batch, each rank reaches
-    it as soon as its host can after the batch before. `uncovered[g]` is a device whose load ended before the copies of
-    group g that were timed beside it, None if all loads lasted; empty if nothing runs beside the copies.
+    `waits[g][r][b]` are the seconds for which rank r of the group was in the barrier before batch b; empty where one
+    process has all GPUs. The rank that reaches the barrier last waits least. Except before a step's first batch, each
+    rank reaches it as soon as its host can after the batch before. `uncovered[g]` is a device whose load ended before
+    the copies of group g that were timed beside it, None if all loads lasted; empty if nothing runs beside the copies.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -86,6 +88,30 @@ class Timing:
         """Return how long the step's batches took; groups that ran concurrently count once."""
         longest: list[float] = [max(batches) for batches in zip(*self.seconds, strict=True)]
         return step.iterations * sum(longest)
+
+
+def slowest(step: Step, timings: Sequence[Timing] | Mapping[int, Timing]) -> Timing:
+    """Return each group's times from `timings` by rank: the maximum of each batch, the mean of the launch loop.
+
+    Bytes received and compared are summed; single launches are kept per rank.
+    """
+
+    def by_rank(field: str) -> list[list[Any]]:
+        """Return what the ranks of each group have of it; nothing if some rank has not."""
+        every = [[getattr(timings[rank], field) for rank in group] for group in step.groups]
+        return [[own[index] for own in group] for index, group in enumerate(every)] if all(chain(*every)) else []
+
+    return Timing(
+        seconds=tuple(tuple(map(max, zip(*own, strict=True))) for own in by_rank("seconds")),
+        launch_seconds=tuple(map(fmean, by_rank("launch_seconds"))),
+        coverage=tuple(
+            VerifiedBytes(sum(part.moved for part in own), sum(part.verified for part in own))
+            for own in by_rank("coverage")
+        ),
+        singles=tuple(tuple(chain(*own)) for own in by_rank("singles")) if step.singles else (),
+        plain=tuple(map(any, by_rank("plain"))),
+        waits=tuple(tuple(chain(*own)) for own in by_rank("waits")),
+    )
 
 
 class Backend(ABC):
@@ -210,11 +236,19 @@ class OpenWorkers(OpenDevices, Generic[Workers_co]):
 
 @dataclass(frozen=True, slots=True)
 class NcclWorld:
-    """The worker's rank among processes with one GPU each; `unique_id` is NCCL's id of their world."""
+    """Processes with one GPU each, by their GPUs' positions; this worker is rank `rank` of them.
 
+    `unique_id` is NCCL's id of their world.
+    """
+
+    positions: tuple[int, ...]
     rank: int
-    world_size: int
     unique_id: bytes
+
+    @property
+    def position(self) -> int:
+        """The position of this worker's GPU."""
+        return self.positions[self.rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +263,9 @@ class Call:
 class Open:
     """Which GPUs to open, and how: BackendFacts answer it. Positions in all later requests are indices of `devices`.
 
-    `peers` False leaves peer access off: copies then go through host memory. With a `world`, positions are its ranks,
-    and only this rank's own GPU is opened. `registrations` is how many kinds of registered memory
-    collectives will need. A batch of copies that is not done after `copies_s` seconds hangs.
+    `peers` False leaves peer access off: copies then go through host memory. With a `world` only this rank's own GPU is
+    opened. `registrations` is how many kinds of registered memory collectives will need. A batch of copies that is not
+    done after `copies_s` seconds hangs.
     """
 
     devices: tuple[Device, ...]

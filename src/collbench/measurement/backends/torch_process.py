@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from collbench.measurement.backends.child_process import EXIT_S, STARVED_S, Child, Starvation, own_environment, readable
-from collbench.model.errors import BackendError, Cause, Failure, FailureKind, MachineError, died
+from collbench.model.errors import BackendError, Cause, DataCorruption, Failure, FailureKind, MachineError, died
 
 # `import torch` takes 3 s, and tens of seconds from a cold network disk.
 JOIN_S = 120.0
@@ -95,7 +95,8 @@ class TorchWorkers:
     def ask_each(self, timeout_s: float, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
         """Call a method of each rank with its arguments, in the order of ranks, and return their answers.
 
-        Raises MachineError for what a rank cannot do but others may, and BackendError for one that is lost.
+        Raises MachineError for what a rank cannot do but others may, DataCorruption, and BackendError for one that is
+        lost.
         """
         if not self._workers:
             raise BackendError("the workers have exited: an earlier request failed")
@@ -109,6 +110,8 @@ class TorchWorkers:
         for worker, answer in zip(self._workers, answers, strict=True):
             if isinstance(answer, MachineError):
                 raise MachineError(f"rank {worker.rank}: {answer}")
+            if isinstance(answer, DataCorruption):
+                raise answer
         return answers
 
     def interrupt(self) -> None:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from collbench.machine import lifeline
 from collbench.measurement.backends.torch_process import Joined
-from collbench.model.errors import MachineError
+from collbench.model.errors import DataCorruption, MachineError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # dist.Store, whose name the types of torch.distributed lack
@@ -68,7 +68,8 @@ def run(arguments: list[str], make_rank: Callable[[int, int, Any], object], open
     """Join the world, and call methods of a rank until the parent closes the pipe, or is gone.
 
     `open_device` gets the backend and the device's number, `make_rank` the rank, the number of ranks and the device.
-    What a method returns is the answer; if it raises MachineError, the parent raises that, and may go on asking.
+    What a method returns is the answer; if it raises DataCorruption or MachineError, the parent raises that, and may go
+    on asking.
     """
     lifeline.leave_signals_to_parent()
     descriptor, rank, ranks = map(int, arguments[:3])
@@ -92,7 +93,7 @@ def run(arguments: list[str], make_rank: Callable[[int, int, Any], object], open
             method, given = pipe.recv()
             try:
                 answer = getattr(made, method)(*given)
-            except MachineError as error:
+            except (DataCorruption, MachineError) as error:
                 answer = error
             pipe.send(answer)
     except (EOFError, ConnectionError):
