@@ -16,7 +16,6 @@ from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
 from collbench.overlaps.backends import open_overlap
 from collbench.overlaps.command import request_of
-from collbench.overlaps.measure import measure
 from collbench.overlaps.protocol import OPERATIONS, OverlapOpened
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority, overlaps_of
 from collbench.overlaps.section import summarize
@@ -64,7 +63,7 @@ def workers() -> Iterator[OverlapOpened]:
 def measured(workers: OverlapOpened, **options: object) -> list[Overlap]:
     request = request_of({**REQUEST, **options}, ("overlap",))
     run = request.begun_run(workers)
-    measure(request, workers, run, saved=lambda: None, progress=lambda *_: None)
+    request.measure(workers, run, saved=lambda: None, progress=lambda *_: None)
     assert run.complete
     return overlaps_of(run)
 

@@ -7,8 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from collbench.api.measuring import WorkerSession
 from collbench.jobs.job import Call, Job
-from collbench.jobs.replay.measure import Replaying, request_of
+from collbench.jobs.replay.measure import request_of
 from collbench.jobs.replay.results import replays_of
 from collbench.model.run import Run
 from tests.gpu.machine import need_gpus
@@ -33,7 +34,7 @@ EVERY_CALL = (
 
 def replayed(job: Job, **options: object) -> Run:
     values = {"backend": "cuda", "fabric": None, "devices": "0,1", "trials": 3, "seed": 1, **options}
-    done = Replaying(request_of(job, "job.json", values, ("replay",)), None).finish()
+    done = WorkerSession(request_of(job, "job.json", values, ("replay",)), None).finish()
     assert done.run.complete
     return done.run
 

@@ -228,9 +228,7 @@ def measured_run(backend: FakeWorld, overlap_request: OverlapRequest, saves: lis
     run = overlap_request.begun_run(opened)
     saved_counts: list[int] = [] if saves is None else saves
     measured_run.run = run  # type: ignore[attr-defined]
-    overlap.measure(
-        overlap_request, opened, run, lambda: saved_counts.append(len(overlaps_of(run))), lambda _done, _total: None
-    )
+    overlap_request.measure(opened, run, lambda: saved_counts.append(len(overlaps_of(run))), lambda _done, _total: None)
     return run
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from collbench.model.errors import BackendError, Cause, FailureKind, MachineError
 from collbench.model.operations import Operation, Work
-from collbench.overlaps.backends import OverlapWorld, open_simulated, overlapped, unit_seconds
+from collbench.overlaps.backends import OverlapWorld, open_overlap, overlapped, unit_seconds
 from collbench.overlaps.protocol import OPERATIONS, Load
 from collbench.overlaps.results import Compute, ComputeKind, Overlap
 from collbench.sim.fabrics import OverlapFactors
@@ -274,7 +274,7 @@ def test_simulated_work_is_slower_until_the_other_ends() -> None:
 def test_simulated_times_repeat_by_the_seed() -> None:
     times = []
     for seed in (1, 1, 2):
-        opened = open_simulated("titan-rtx-nv2", None, seed)
+        opened = open_overlap("sim", None, "titan-rtx-nv2", seed)
         opened.worlds[0].allocate(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**24, GEMM))
         times.append(opened.worlds[0].run(CONCURRENT))
     assert times[0] == times[1] != times[2]

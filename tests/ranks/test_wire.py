@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 
 import pytest
 
@@ -54,7 +55,7 @@ def test_part_of_a_message_blocks_no_receiver(socket_pair: tuple[socket.socket, 
     message = framed(Leave())
     for byte in message[:-1]:
         socket_pair[0].sendall(bytes([byte]))
-        connection.ready([far], TIMEOUT_S)
+        wait([socket_pair[1]], TIMEOUT_S)
         assert far.receive() is None
     socket_pair[0].sendall(message[-1:])
     assert far.recv() == Leave()

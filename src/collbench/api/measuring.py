@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from collbench.api import SILENT, Notices, keywords
 from collbench.judge.outcome import outcome
 from collbench.measurement.backends import factory
-from collbench.measurement.backends.protocol import OpenWorkers
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
@@ -177,23 +176,17 @@ def wrong_data_of(run: Run) -> list[str]:
     return [str(explained(DataCorruption("", left.wrong), run)) for left in run.skipped if left.wrong is not None]
 
 
-Workers = TypeVar("Workers")
-
-
-AskedOfWorkers = TypeVar("AskedOfWorkers", bound="WorkersRequest")
-
-
-class WorkerSession(OpenSession, Generic[AskedOfWorkers, Workers]):
+class WorkerSession(OpenSession):
     """A request on workers with torch, one for each device.
 
     Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
     """
 
-    def __init__(self, request: AskedOfWorkers, path: Path | None, notices: Notices = SILENT) -> None:
+    def __init__(self, request: WorkersRequest, path: Path | None, notices: Notices = SILENT) -> None:
         if path is not None:
             run_file.check_writable(path, replace=request.force)
         self._request, self._notices = request, notices
-        self._opened = self._open()
+        self._opened = request.open()
         try:
             self.run = request.begun_run(self._opened)
             self._writer = RunWriter(self.run, path, notices.say, replace=request.force)
@@ -201,18 +194,11 @@ class WorkerSession(OpenSession, Generic[AskedOfWorkers, Workers]):
             self.close()
             raise
 
-    @abstractmethod
-    def _open(self) -> OpenWorkers[Workers]:
-        """Start the workers."""
-
-    @abstractmethod
-    def _measure(self, opened: OpenWorkers[Workers], keep: Callable[[], None]) -> None:
-        """Measure all of it into `run`, and call `keep` after each step, which may save it."""
-
     def measure(self) -> None:
         """Measure; what was measured is saved however it ends. Raises MachineError, BackendError, DataCorruption."""
         try:
-            self._measure(self._opened, self._writer.keep)
+            with self._notices.progress(self._request.title) as progress:
+                self._request.measure(self._opened, self.run, self._writer.keep, progress)
         finally:
             if any(self.run.results):
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health

@@ -166,6 +166,22 @@ class WorkersRequest(ABC):
     fabric: str | None = None
     force: bool = False
 
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What the progress bar says."""
+
+    @abstractmethod
+    def open(self) -> OpenWorkers[Any]:
+        """Start the workers. Raises UsageError, MachineError, BackendError."""
+
+    @abstractmethod
+    def measure(self, opened: Any, run: Run, saved: Callable[[], None], progress: Callable[[int, int], None]) -> None:
+        """Measure all of it into `run`, and call `saved` after each step, which may save it.
+
+        Raises MachineError, BackendError, DataCorruption.
+        """
+
     @abstractmethod
     def begun_run(self, opened: OpenWorkers[Any]) -> Run:
         """Return the run that it begins, with nothing measured. Raises UsageError if the devices do not suit it."""

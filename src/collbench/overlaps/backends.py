@@ -50,8 +50,13 @@ class OverlapWorld(TorchWorld):
 _SPANS_S = 0.025, 0.05
 
 
-def open_overlap(name: str, wanted: str | None) -> OverlapOpened:
-    """Open the cuda or host backend on the devices that are wanted. Raises UsageError, MachineError, BackendError."""
+def open_overlap(name: str, wanted: str | None, fabric: str | None = None, seed: int = 0) -> OverlapOpened:
+    """Open a backend on the devices that are wanted, of a `fabric` simulated ones, which a `seed` makes repeat.
+
+    Raises UsageError, MachineError, BackendError.
+    """
+    if capabilities(name).simulated:
+        return opened(fabric, wanted, seed, tuple, SimOverlap, _SPANS_S[0])
     if not capabilities(name).cores:
         variables.refuse(variables.Use.OVERLAP)
     return open_worlds(name, wanted, [OverlapWorld], _SPANS_S)
@@ -138,10 +143,3 @@ def overlapped(
         work_before = [number * seconds for number in range(1, chunks + 1)]
         ends.append(tuple(work * slowdown if work <= done else shared + work - done for work in work_before))
     return ends[0], ends[1]
-
-
-def open_simulated(fabric_name: str | None, wanted: str | None, seed: int) -> OverlapOpened:
-    """Simulate overlap on the devices of a fabric that `wanted` names. Raises UsageError."""
-    return opened(
-        fabric_name, wanted, seed, tuple, lambda fabric, backend: [SimOverlap(fabric, backend, seed)], _SPANS_S[0]
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,8 @@ from collbench.cli.terminal import NOTICES
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.overlaps import measure as bench
 from collbench.overlaps.measure import OverlapRequest
-from collbench.overlaps.protocol import OPERATIONS, OverlapBackend, OverlapOpened
+from collbench.overlaps.protocol import OPERATIONS
 from collbench.overlaps.results import Compute, ComputeKind, Priority, parse_compute
 
 if TYPE_CHECKING:
@@ -84,22 +83,6 @@ def request_of(values: Mapping[str, Any], command: Sequence[str], notices: Notic
     )
 
 
-class Overlapping(WorkerSession[OverlapRequest, OverlapBackend]):
-    """A request of `collbench overlap` on open workers."""
-
-    def _open(self) -> OverlapOpened:
-        request = self._request
-        from collbench.overlaps import backends  # late: numpy
-
-        if capabilities(request.backend).simulated:
-            return backends.open_simulated(request.fabric, request.devices, request.seed)
-        return backends.open_overlap(request.backend, request.devices)
-
-    def _measure(self, opened: OverlapOpened, saved: Callable[[], None]) -> None:
-        with self._notices.progress(f"measuring {self._request.operation} overlapping compute") as progress:
-            bench.measure(self._request, opened, self.run, saved, progress)
-
-
 @click.command("overlap")
 @click.argument("operation", metavar="[OPERATION]", default="allreduce", callback=options.parsed(parse_operation))
 @options.apply(
@@ -138,7 +121,7 @@ def command(**values: Any) -> None:
     """
     request = request_of(values, options.command_line("overlap"), NOTICES)
     path = values["output"] or new_file("overlap", request.backend)
-    measure_with_workers(partial(Overlapping, request, path, NOTICES), "collbench.overlaps.section")
+    measure_with_workers(partial(WorkerSession, request, path, NOTICES), "collbench.overlaps.section")
 
 
 COMMANDS = {"overlap": command}  # the Python call has its name
@@ -175,4 +158,4 @@ def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
     arguments = [keywords.word("operation", operation)]
     context, words = called("overlap", given, arguments, besides=("operation", "output", "save"))
     request = request_of(context.params, words)
-    return measured_run("overlap", request.backend, partial(Overlapping, request), output, save=save)
+    return measured_run("overlap", request.backend, partial(WorkerSession, request), output, save=save)

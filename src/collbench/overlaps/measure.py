@@ -89,6 +89,17 @@ class OverlapRequest(WorkersRequest):
             for size in sizes
         ]
 
+    @property
+    def title(self) -> str:
+        """What the progress bar says."""
+        return f"measuring {self.operation} overlapping compute"
+
+    def open(self) -> OverlapOpened:
+        """Start the workers. Raises UsageError, MachineError, BackendError."""
+        from collbench.overlaps.backends import open_overlap  # late: numpy
+
+        return open_overlap(self.backend, self.devices, self.fabric, self.seed)
+
     def begun_run(self, opened: OpenWorkers[Any]) -> Run:
         """Return the run that it begins, with nothing measured. Raises UsageError where no size suits the devices."""
         sizes = {point.size_bytes for point in self.points(len(opened.devices))}
@@ -102,6 +113,41 @@ class OverlapRequest(WorkersRequest):
             dtype=DTYPE,
             requested_sizes=self.requested_sizes,
         )
+
+    def measure(
+        self,
+        opened: OverlapOpened,
+        run: Run,
+        saved: Callable[[], None],
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """Measure all data points into `run`; `saved` is called after each, and whatever ends it.
+
+        What does not fit, or cannot be covered, costs its data point alone. Raises BackendError, DataCorruption.
+        """
+        begin = opened.clock()
+        members = tuple(range(len(opened.devices)))
+        points, order = self.points(len(members)), random.Random(self.seed)  # noqa: S311  # no secret
+        total, overlaps = len(points) * self.trials, run.sections.setdefault(NAME, [])
+        for number, overlap in enumerate(points):
+            overlaps.append(overlap)
+            try:
+                for trial in measure_point(opened.worlds[0], overlap, self.trials, opened.span_seconds, order):
+                    overlap.trials.append(replace(trial, flags=opened.flags(members)))
+                    progress(number * self.trials + len(overlap.trials), total)
+            except MachineError as error:
+                overlap.failure = failure_of(error)
+            except _Unmeasured as error:
+                overlap.failure = Failure(FailureKind.ERROR, Cause.REPORTED, work=overlap.work, detail=str(error))
+            except BackendError as error:  # the workers have exited
+                overlap.failure = error.failure
+                raise
+            finally:
+                if not overlap.trials and overlap.failure is None and not overlap.wrong and not overlap.wrong_compute:
+                    overlaps.remove(overlap)  # interrupted before its first trial
+                run.seconds = opened.clock() - begin
+                saved()
+        run.complete = True
 
 
 # What was covered: pure, from the ranks' times. Events of both streams are on the same device, so their times compare.
@@ -388,42 +434,3 @@ def _verified(overlap: Overlap, ranks: Sequence[RankTimes]) -> None:
                 "trust this machine, run 'collbench check'",
                 WrongData(overlap.work, overlap.size_bytes, by_rank, times.wrong or times.wrong_compute),
             )
-
-
-# The run.
-
-
-def measure(
-    request: OverlapRequest,
-    opened: OverlapOpened,
-    run: Run,
-    saved: Callable[[], None],
-    progress: Callable[[int, int], None],
-) -> None:
-    """Measure all data points into `run`; `saved` is called after each, and whatever ends it.
-
-    What does not fit, or cannot be covered, costs its data point alone. Raises BackendError, DataCorruption.
-    """
-    begin = opened.clock()
-    members = tuple(range(len(opened.devices)))
-    points, order = request.points(len(members)), random.Random(request.seed)  # noqa: S311  # no secret
-    total, overlaps = len(points) * request.trials, run.sections.setdefault(NAME, [])
-    for number, overlap in enumerate(points):
-        overlaps.append(overlap)
-        try:
-            for trial in measure_point(opened.worlds[0], overlap, request.trials, opened.span_seconds, order):
-                overlap.trials.append(replace(trial, flags=opened.flags(members)))
-                progress(number * request.trials + len(overlap.trials), total)
-        except MachineError as error:
-            overlap.failure = failure_of(error)
-        except _Unmeasured as error:
-            overlap.failure = Failure(FailureKind.ERROR, Cause.REPORTED, work=overlap.work, detail=str(error))
-        except BackendError as error:  # the workers have exited
-            overlap.failure = error.failure
-            raise
-        finally:
-            if not overlap.trials and overlap.failure is None and not overlap.wrong and not overlap.wrong_compute:
-                overlaps.remove(overlap)  # interrupted before its first trial
-            run.seconds = opened.clock() - begin
-            saved()
-    run.complete = True

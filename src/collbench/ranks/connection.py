@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import hmac
 import secrets
-import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from multiprocessing.connection import wait
+from typing import Generic, TypeAlias, TypeVar
 
 from collbench.ranks.messages import BadMessage, Order, RankMessage, decode_order, decode_rank_message, encode
 
@@ -202,26 +202,8 @@ _Sent = TypeVar("_Sent", bound="Order | RankMessage")
 _Received = TypeVar("_Received", bound="Order | RankMessage")
 
 
-class HasFile(Protocol):
-    """Anything with a file descriptor to poll."""
-
-    def fileno(self) -> int:
-        """Return its number."""
-
-
-_Ready = TypeVar("_Ready", bound=HasFile)
-
-
-def ready(files: Iterable[_Ready], seconds: float | None = None) -> list[_Ready]:
-    """Return the files that can be read, waiting `seconds` for the first; None: forever."""
-    with selectors.PollSelector() as selector:
-        for file in files:
-            selector.register(file, selectors.EVENT_READ, file)
-        return [key.data for key, _ in selector.select(seconds)]
-
-
 class Connection(Generic[_Sent, _Received]):
-    """One end of a socket that carries messages. Poll it with `ready`."""
+    """One end of a socket that carries messages."""
 
     def __init__(self, peer: socket.socket, decode: Callable[[bytes], _Received]) -> None:
         """Take over the socket."""
@@ -250,7 +232,7 @@ class Connection(Generic[_Sent, _Received]):
 
         Raises EOFError or OSError if the other side has exited, BadMessage.
         """
-        part = self._socket.recv(self._missing())  # never a byte of the next frame: `ready` must see that one
+        part = self._socket.recv(self._missing())  # never a byte of the next frame: polling must see that one
         if not part:
             raise EOFError
         self._frame += part
@@ -262,7 +244,7 @@ class Connection(Generic[_Sent, _Received]):
     def recv(self) -> _Received:
         """Return the next message, waiting for it. Raises what `receive` raises."""
         while True:
-            ready([self])
+            wait([self._socket])
             message = self.receive()
             if message is not None:
                 return message

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import version
+from multiprocessing.connection import wait
+from typing import Any, cast
 
 from collbench.machine import numa
 from collbench.machine.kernel import available_bytes
@@ -25,7 +27,7 @@ from collbench.measurement.backends.protocol import BackendFacts, Call, NcclWorl
 from collbench.measurement.backends.torch_process import TorchWorkers
 from collbench.model.errors import BackendError, CollbenchError, MachineError, UsageError
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
-from collbench.ranks.connection import HasFile, Rank0Connection, ready
+from collbench.ranks.connection import Rank0Connection
 from collbench.ranks.messages import Abandon, Alive, BadMessage, Done, Introduction, Leave, Opening, Order, Reply
 from collbench.ranks.store import Store, interface_of, prefix
 
@@ -335,9 +337,9 @@ class _Server:
 
     def _wait_until(self, done: socket.socket) -> None:
         """Return when the request is answered, and send Alive meanwhile; any order that arrives earlier ends it."""
-        polled: list[HasFile] = [done, self._rank_0]
+        polled: list[Any] = [done, self._rank_0]
         abandoned = False
-        while done not in (readable := ready(polled, self._alive_every_s)):
+        while done not in (readable := cast("list[object]", wait(polled, self._alive_every_s))):
             if self._rank_0 in readable:
                 order = self.next_order()
                 abandoned = True

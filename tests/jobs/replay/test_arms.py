@@ -11,10 +11,9 @@ import pytest
 
 from collbench.jobs import job_file
 from collbench.jobs.replay import backends as backend
-from collbench.jobs.replay.measure import ReplayArm, ReplayOpened
+from collbench.jobs.replay.measure import ReplayArm, ReplayOpened, ReplayRequest
 from collbench.jobs.replay.results import replays_of
 from collbench.measurement.backends import factory
-from collbench.measurement.backends.factory import Choice
 from collbench.model.run import Machine
 from collbench.runfile import run_file
 from tests.builders import gpus
@@ -66,10 +65,11 @@ def play(monkeypatch: pytest.MonkeyPatch, fakes: Sequence[Fake]) -> list[ReplayA
     """Let these stand for two GPUs' ranks; return the list that will hold the requested arms."""
     opened_arms: list[ReplayArm] = []
 
-    def opened(name: str, device_names: str | None, arms: Sequence[ReplayArm], chosen: Choice) -> ReplayOpened:
-        assert device_names == "0,1"
-        opened_arms.extend(arms)
-        return ReplayOpened(name, tuple(fakes), chosen(gpus(2)), 0.05, machine=Machine("box", "Linux", "CPU"))
+    def opened(request: ReplayRequest) -> ReplayOpened:
+        assert request.devices == "0,1"
+        opened_arms.extend(request.arms)
+        machine = Machine("box", "Linux", "CPU")
+        return ReplayOpened(request.backend, tuple(fakes), request.chosen(gpus(2)), 0.05, machine=machine)
 
     monkeypatch.setattr(factory, "resolve", lambda _: ("cuda", None))
     monkeypatch.setattr(backend, "open_replay", opened)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.jobs.replay import measure as replay
 from collbench.jobs.replay.measure import ReplayArm, ReplayOpened, ReplayRequest, trial_of
 from collbench.jobs.replay.results import Replay, ReplayTrial, replays_of
 from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, schedule_of
@@ -84,7 +83,7 @@ def prepared(
 def measured_run(fakes: Sequence[FakeWorld], trials: int = 4) -> tuple[Run, list[int]]:
     request, opened, run = prepared(fakes, trials)
     saves: list[int] = []
-    replay.measure(request, opened, run, lambda: saves.append(len(replays_of(run))), lambda _done, _total: None)
+    request.measure(opened, run, lambda: saves.append(len(replays_of(run))), lambda _done, _total: None)
     return run, saves
 
 
@@ -107,7 +106,7 @@ def test_calls_are_as_long_as_their_kernels_where_the_traces_of_all_ranks_have_t
     fake = FakeWorld([])
     fake.kernel, fake.untraceable = 0.8 * CALL, untraceable
     request, opened, run = prepared([fake])
-    replay.measure(request, replace(opened, traces=True), run, lambda: None, lambda _done, _total: None)
+    request.measure(replace(opened, traces=True), run, lambda: None, lambda _done, _total: None)
     (result,) = replays_of(run)
     summary, expected = summarize(result), CALL if untraceable else 0.8 * CALL
     calls = sum(call.count for call in result.calls)
@@ -136,7 +135,7 @@ def test_arms_take_turns_and_their_ratio_is_that_of_trials() -> None:
 def test_without_pauses_only_steps_with_calls_run() -> None:
     log: list[tuple[FakeWorld, ReplayLoad]] = []
     request, opened, run = prepared([FakeWorld(log)], pause=None)
-    replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
+    request.measure(opened, run, lambda: None, lambda _done, _total: None)
     assert all(load.calls for _, load in log)
     assert {trial.pauses for trial in replays_of(run)[0].trials} == {(0.0, 0.0)}
     assert replays_of(run_file.again(run)) == replays_of(run)
@@ -157,7 +156,7 @@ def test_a_worker_that_dies_leaves_the_trials_before_it() -> None:
     fake.fails_after = 6
     request, opened, run = prepared([fake])
     with pytest.raises(BackendError):
-        replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
+        request.measure(opened, run, lambda: None, lambda _done, _total: None)
     (result,) = replays_of(run)
     assert len(result.trials) == 2
     assert result.failure is not None
@@ -171,7 +170,7 @@ def test_an_arm_that_does_not_fit_costs_the_run() -> None:
     fake.room = False
     request, opened, run = prepared([FakeWorld([]), fake])
     with pytest.raises(MachineError, match="out of memory"):
-        replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
+        request.measure(opened, run, lambda: None, lambda _done, _total: None)
     assert [result.without for result in replays_of(run)] == [("p2p",)]  # the other was not tried
 
 
@@ -180,7 +179,7 @@ def test_wrong_data_ends_it_and_stays() -> None:
     fake.wrong = 3
     request, opened, run = prepared([fake])
     with pytest.raises(DataCorruption, match="3 elements of the replayed step"):
-        replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
+        request.measure(opened, run, lambda: None, lambda _done, _total: None)
     assert replays_of(run)[0].wrong == 3
     assert outcome(run).status is ExitStatus.UNTRUSTED
 
@@ -190,7 +189,7 @@ def test_data_that_is_wrong_after_the_trials_ends_it_too() -> None:
     fake.wrong_at_end = 2
     request, opened, run = prepared([fake])
     with pytest.raises(DataCorruption, match="2 elements of the replayed step"):
-        replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
+        request.measure(opened, run, lambda: None, lambda _done, _total: None)
     (result,) = replays_of(run)
     assert (run.complete, result.wrong, len(result.trials)) == (False, 2, request.trials)
     assert outcome(run).status is ExitStatus.UNTRUSTED
@@ -203,7 +202,7 @@ def test_ctrl_c_before_the_first_trial_leaves_nothing() -> None:
 
     request, opened, run = prepared([Interrupting([])])
     with pytest.raises(KeyboardInterrupt):
-        replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
+        request.measure(opened, run, lambda: None, lambda _done, _total: None)
     assert replays_of(run) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -13,14 +14,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from collbench.jobs.job import Call, Job
-from collbench.jobs.replay.backends import ReplayWorld, open_replay, open_simulated
-from collbench.jobs.replay.measure import ReplayArm
+from collbench.jobs.replay.backends import ReplayWorld, open_replay
+from collbench.jobs.replay.measure import ReplayArm, ReplayRequest
 from collbench.jobs.replay.schedule import Post, ReplayLoad, Schedule, Unit, schedule_of
 from collbench.model.errors import BackendError, MachineError
 from tests.jobs.replay.made import data_parallel, job_of, jobs
 
 CORES = sorted(os.sched_getaffinity(0))
 RANKS = 3
+SIMULATED = ReplayRequest(
+    backend="sim",
+    fabric="titan-rtx-nv2",
+    trials=1,
+    seed=1,
+    command=("replay",),
+    job="job.json",
+    recorded_ranks=2,
+    schedule=schedule_of(data_parallel(2)),
+    arms=(ReplayArm(),),
+)
 pytestmark = [
     pytest.mark.usefixtures("loaded_torch"),
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is absent"),
@@ -170,15 +182,15 @@ def test_earlier_results_are_wrong_in_the_next_verification(
 def test_an_arm_whose_ranks_do_not_meet_ends_all() -> None:
     if len(CORES) < 2:
         pytest.skip("one core is one device")
-    arms = [ReplayArm(), ReplayArm(settings={"GLOO_SOCKET_IFNAME": "nosuch0"})]
+    arms = (ReplayArm(), ReplayArm(settings={"GLOO_SOCKET_IFNAME": "nosuch0"}))
     with pytest.raises(BackendError):
-        open_replay("host", f"{CORES[0]},{CORES[-1]}", arms, tuple)
+        open_replay(replace(SIMULATED, backend="host", devices=f"{CORES[0]},{CORES[-1]}", arms=arms))
 
 
 def test_simulated_devices_have_their_own_links() -> None:
     seconds = []
     for devices in ("0,1", "0,3", "3,0"):
-        opened = open_simulated("dgx-1v", devices, 1, tuple)
+        opened = open_replay(replace(SIMULATED, fabric="dgx-1v", devices=devices))
         (world,) = opened.worlds
         world.prepare(schedule_of(data_parallel(2, (2**26,))))
         seconds.append(world.run(ReplayLoad(1, pauses=False), 1.0)[0].step)
@@ -190,7 +202,7 @@ def test_simulated_devices_have_their_own_links() -> None:
 
 def test_a_simulated_step_has_its_pauses_and_its_calls() -> None:
     def times(seed: int, load: ReplayLoad) -> list[float]:
-        opened = open_simulated("titan-rtx-nv2", None, seed, lambda devices: devices[:2])
+        opened = open_replay(replace(SIMULATED, seed=seed))
         opened.worlds[0].prepare(schedule_of(data_parallel()))
         return [rank_times.step for rank_times in opened.worlds[0].run(load, 1.0)]
 

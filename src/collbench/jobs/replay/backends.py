@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from collbench.jobs.replay.measure import ReplayArm, ReplayOpened
+from collbench.jobs.replay.measure import ReplayOpened, ReplayRequest
 from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, operation_of
 from collbench.machine import variables
-from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend, opened
 from collbench.measurement.backends.torch_process import need_torch
-from collbench.measurement.backends.torch_world import Starter, TorchWorld, open_worlds
+from collbench.measurement.backends.torch_world import TorchWorld, open_worlds
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 from collbench.model.skew import whole_blocks
@@ -60,20 +60,16 @@ class ReplayWorld(TorchWorld):
         return tuple(self.ask(_LOAD_S + _MULTIPLE * expected_s, "run", load))
 
 
-def open_replay(name: str, wanted: str | None, arms: Sequence[ReplayArm], chosen: Choice) -> ReplayOpened:
-    """Open a world for each arm on the devices that are `chosen` of those wanted.
-
-    Raises UsageError, MachineError, BackendError.
-    """
-    if not capabilities(name).cores:
+def open_replay(request: ReplayRequest) -> ReplayOpened:
+    """Open a world for each arm, or a simulated one. Raises UsageError, MachineError, BackendError."""
+    row = capabilities(request.backend)
+    if row.simulated:
+        return opened(request.fabric, request.devices, request.seed, request.chosen, SimReplay, _SPANS_S[0])
+    if not row.cores:
         variables.refuse(variables.Use.REPLAY)
-    starters = [_starter(arm) for arm in arms]
-    opened = open_worlds(name, wanted, starters, _SPANS_S, chosen)
-    return replace(opened, traces=not capabilities(name).cores)
-
-
-def _starter(arm: ReplayArm) -> Starter[ReplayWorld]:
-    return lambda kind, devices, visible: ReplayWorld(kind, devices, visible, arm.settings)
+    starters = [partial(ReplayWorld, settings=arm.settings) for arm in request.arms]
+    worlds = open_worlds(request.backend, request.devices, starters, _SPANS_S, request.chosen)
+    return replace(worlds, traces=row.nvml)
 
 
 class SimReplay:
@@ -146,10 +142,3 @@ class SimReplay:
         size = max(_MIN_BYTES * ranks, whole_blocks(kind.size_bytes, ranks) if operation.shares else kind.size_bytes)
         timing = self._backend.time(Step(Work(operation), (tuple(members),), size, 1, 1, dtype="uint8"))
         return timing.seconds[0][0]
-
-
-def open_simulated(fabric_name: str | None, wanted: str | None, seed: int, chosen: Choice) -> ReplayOpened:
-    """Simulate a replay on the devices of a fabric that are `chosen` of those wanted. Raises UsageError."""
-    return opened(
-        fabric_name, wanted, seed, chosen, lambda fabric, backend: [SimReplay(fabric, backend, seed)], _SPANS_S[0]
-    )

@@ -90,58 +90,78 @@ class ReplayRequest(WorkersRequest):
             dtype="uint8",
         )
 
+    @property
+    def title(self) -> str:
+        """What the progress bar says."""
+        return f"replaying {self.job}"
 
-def measure(
-    request: ReplayRequest,
-    opened: ReplayOpened,
-    run: Run,
-    saved: Callable[[], None],
-    progress: Callable[[int, int], None],
-) -> None:
-    """Measure all arms into `run`, trial by trial in turn; `saved` is called after each trial, and at any end.
+    def open(self) -> ReplayOpened:
+        """Start the workers. Raises UsageError, MachineError, BackendError."""
+        from collbench.jobs.replay.backends import open_replay  # late: numpy
 
-    Raises MachineError if an arm does not fit, BackendError, DataCorruption.
-    """
-    begin = opened.clock()
-    order = random.Random(request.seed)  # noqa: S311  # no secret
-    arms = [
-        Replay(
-            job=request.job,
-            members=tuple(range(len(opened.devices))),
-            recorded_ranks=request.recorded_ranks,
-            calls=request.schedule.kinds,
-            without=arm.without,
-            recorded_seconds=request.schedule.recorded_seconds,
-            recorded_step_seconds=request.schedule.recorded_step_seconds,
+        return open_replay(self)
+
+    def chosen(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """Return a device for each rank: those that were named, else the first ones. Raises UsageError."""
+        ranks = len(self.schedule.ranks)
+        if len(devices) == ranks or (self.devices is None and len(devices) > ranks):
+            return devices[:ranks]
+        raise UsageError(
+            f"the job has {amount(ranks, 'rank')} and {amount(len(devices), 'device')}: name one of --devices "
+            "per rank, or fewer if every group of the job has all ranks"
         )
-        for arm in request.arms
-    ]
-    replays = run.sections.setdefault(NAME, [])
-    replays += arms
-    loads: list[tuple[ReplayLoad, float]] = []
-    try:
-        for arm, backend in zip(arms, opened.worlds, strict=True):
-            with _failing(arm):
-                loads.append(_ready(request, arm, backend, opened.span_seconds))
-        for number in range(request.trials):
-            for index in order.sample(range(len(arms)), len(arms)):
-                arm = arms[index]
+
+    def measure(
+        self,
+        opened: ReplayOpened,
+        run: Run,
+        saved: Callable[[], None],
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """Measure all arms into `run`, trial by trial in turn; `saved` is called after each trial, and at any end.
+
+        Raises MachineError if an arm does not fit, BackendError, DataCorruption.
+        """
+        begin = opened.clock()
+        order = random.Random(self.seed)  # noqa: S311  # no secret
+        arms = [
+            Replay(
+                job=self.job,
+                members=tuple(range(len(opened.devices))),
+                recorded_ranks=self.recorded_ranks,
+                calls=self.schedule.kinds,
+                without=arm.without,
+                recorded_seconds=self.schedule.recorded_seconds,
+                recorded_step_seconds=self.schedule.recorded_step_seconds,
+            )
+            for arm in self.arms
+        ]
+        replays = run.sections.setdefault(NAME, [])
+        replays += arms
+        loads: list[tuple[ReplayLoad, float]] = []
+        try:
+            for arm, backend in zip(arms, opened.worlds, strict=True):
                 with _failing(arm):
-                    trial = _trial(request.schedule, opened.worlds[index], *loads[index], order, traces=opened.traces)
-                arm.trials.append(replace(trial, flags=opened.flags(arm.members)))
-                run.seconds = opened.clock() - begin
+                    loads.append(_ready(self, arm, backend, opened.span_seconds))
+            for number in range(self.trials):
+                for index in order.sample(range(len(arms)), len(arms)):
+                    arm = arms[index]
+                    with _failing(arm):
+                        trial = _trial(self.schedule, opened.worlds[index], *loads[index], order, traces=opened.traces)
+                    arm.trials.append(replace(trial, flags=opened.flags(arm.members)))
+                    run.seconds = opened.clock() - begin
+                saved()
+                progress(number + 1, self.trials)
+            for arm, backend in zip(arms, opened.worlds, strict=True):
+                with _failing(arm):  # again: where earlier results are delivered, this is the first that differs
+                    _verified(arm, backend.verify())
+            run.complete = True
+        finally:
+            for arm in arms:
+                if not arm.trials and arm.failure is None and not arm.wrong:
+                    replays.remove(arm)  # interrupted before its first trial
+            run.seconds = opened.clock() - begin
             saved()
-            progress(number + 1, request.trials)
-        for arm, backend in zip(arms, opened.worlds, strict=True):
-            with _failing(arm):  # again: where earlier results are delivered, this is the first that differs
-                _verified(arm, backend.verify())
-        run.complete = True
-    finally:
-        for arm in arms:
-            if not arm.trials and arm.failure is None and not arm.wrong:
-                replays.remove(arm)  # interrupted before its first trial
-        run.seconds = opened.clock() - begin
-        saved()
 
 
 def _ready(request: ReplayRequest, arm: Replay, backend: ReplayBackend, span_s: float) -> tuple[ReplayLoad, float]:
@@ -308,32 +328,6 @@ def _check_backend(backend: Capabilities, without: Sequence[str], schedule: Sche
             raise UsageError(f"gloo cannot reduce {what} as the job does: replay it on GPUs")
 
 
-class Replaying(WorkerSession[ReplayRequest, ReplayBackend]):
-    """A request of `collbench replay` on open workers."""
-
-    def _open(self) -> ReplayOpened:
-        request = self._request
-        from collbench.jobs.replay import backends  # late: numpy
-
-        if capabilities(request.backend).simulated:
-            return backends.open_simulated(request.fabric, request.devices, request.seed, self._chosen)
-        return backends.open_replay(request.backend, request.devices, request.arms, self._chosen)
-
-    def _chosen(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """Return a device for each rank: those that were named, else the first ones."""
-        ranks = len(self._request.schedule.ranks)
-        if len(devices) == ranks or (self._request.devices is None and len(devices) > ranks):
-            return devices[:ranks]
-        raise UsageError(
-            f"the job has {amount(ranks, 'rank')} and {amount(len(devices), 'device')}: name one of --devices "
-            "per rank, or fewer if every group of the job has all ranks"
-        )
-
-    def _measure(self, opened: ReplayOpened, saved: Callable[[], None]) -> None:
-        with self._notices.progress(f"replaying {self._request.job}") as progress:
-            measure(self._request, opened, self.run, saved, progress)
-
-
 # The Python call.
 
 
@@ -361,4 +355,4 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     checked(job)
     context, words = called("replay", given, ["job"], besides=("job", "output", "save"))
     request = request_of(job, "job", context.params, words)
-    return measured_run("replay", request.backend, partial(Replaying, request), output, save=save)
+    return measured_run("replay", request.backend, partial(WorkerSession, request), output, save=save)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,8 @@ from collbench.model.units import DTYPE_BYTES
 # Small messages rotate over this many bytes, beyond a core's own L2 (docs/method/measuring.md 8).
 _SPAN_BYTES = 8 * 2**20
 _CORE = torch.device("cpu")
-_Seconds, _Wrong = tuple[float, ...], tuple[int, float, float]
+_Seconds: TypeAlias = tuple[float, ...]
+_Wrong: TypeAlias = tuple[int, float, float]  # the first wrong element: its byte offset, what it must be, what it is
 
 
 class GlooRank:
@@ -70,9 +71,7 @@ class GlooRank:
             self._groups[members] = cast("dist.ProcessGroup", dist.new_group(list(members), backend="gloo"))
         return self._groups[members]
 
-    def _measure(
-        self, step: Step, members: tuple[int, ...]
-    ) -> tuple[_Seconds, _Seconds, _Wrong | None]:
+    def _measure(self, step: Step, members: tuple[int, ...]) -> tuple[_Seconds, _Seconds, _Wrong | None]:
         """Return this rank's seconds of each batch, those in the barrier before it, and the first wrong element."""
         group = self._group(members)
         order = sorted(members)  # as torch has them: blocks come in this order

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
-from math import fsum
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -360,19 +359,19 @@ def opened(
     wanted: str | None,
     seed: int,
     chosen: Choice,
-    make_worlds: Callable[[Fabric, SimBackend], list[World]],
+    simulate: Callable[[Fabric, SimBackend, int], World],
     span_seconds: float,
 ) -> OpenWorkers[World]:
-    """Return the worlds that `make_worlds` makes on the devices of a fabric that are `chosen` of those wanted.
+    """Return what `simulate` makes of the devices of a fabric that are `chosen` of those wanted, and a seed.
 
     `span_seconds` are the seconds of a load. Raises UsageError.
     """
     fabric = factory.simulated(fabric_name)
     backend = factory.simulated_backend(fabric, wanted, seed, chosen)
-    worlds = make_worlds(fabric, backend)
+    world = simulate(fabric, backend, seed)
     return OpenWorkers(
         SIM.name,
-        tuple(worlds),
+        (world,),
         backend.devices(),
         span_seconds,
         machine=backend.machine(),
@@ -380,5 +379,5 @@ def opened(
         health=backend.health,
         flags=backend.flags,
         environment=backend.environment(),
-        clock=lambda: fsum(world.clock() for world in worlds),
+        clock=world.clock,
     )
