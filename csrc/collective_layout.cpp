@@ -9,7 +9,7 @@
 namespace collbench {
 namespace {
 
-constexpr int kMostIterations = 32;
+constexpr int kMaxIterations = 32;
 
 struct CollectiveRow {
   bool reduces, has_blocks;
@@ -129,7 +129,7 @@ double tolerance_of(const CollectiveRound& round, int ranks) {
 }
 
 void check(const CollectiveRound& round) {
-  if (round.iterations < 1 || round.iterations > kMostIterations)
+  if (round.iterations < 1 || round.iterations > kMaxIterations)
     throw std::invalid_argument("a batch holds 1 to 32 collectives");
   if (round.count == 0) throw std::invalid_argument("a collective of no elements");
   std::set<int> seen;

@@ -11,14 +11,14 @@ namespace collbench {
 namespace {
 
 // With the two waking copies and the verification, 32 operations behind the blocking kernel [method/measuring.md 6].
-constexpr int kMostIterations = 29;
+constexpr int kMaxIterations = 29;
 // Copies before the start event, because an engine's first copy starts late [method/measuring.md 7]. Two, because the
 // source's engine sends what the destination issues, and the first copy does not wake that one in time [2 × H200].
 constexpr int kEngineWakingCopies = 2;
 constexpr std::uint64_t kEngineWakingBytes = 16;
 // Larger staged batches start without a blocking kernel [method/measuring.md 10]. The sample p2pBandwidthLatencyTest
 // queues 5 × 40 MB behind one [4 × H200]; more was not tried.
-constexpr std::uint64_t kMostStaged = 200'000'000;
+constexpr std::uint64_t kMaxStaged = 200'000'000;
 // A kernel's launch costs 8 to 10 us of ramp and tail. From this size on one launch copies a batch's messages in a
 // loop, by one thread block on each multiprocessor [method/measuring.md 2]: 64 MiB are read at 365 GB/s by loops over 2
 // messages (361 by 2 launches), at 374.6 over 16 [4 × H200].
@@ -65,7 +65,7 @@ void check(std::size_t gpus, const CopyRound& round) {
     for (const Link& link : group) {
       if (is_host(link.first) && is_host(link.second)) throw std::invalid_argument("a transfer within host memory");
       const int node = kNodePosition - std::min(link.first, link.second);
-      if (node >= kMostNodes) throw std::invalid_argument("no NUMA node " + std::to_string(node));
+      if (node >= kMaxNodes) throw std::invalid_argument("no NUMA node " + std::to_string(node));
       for (const int end : {link.first, link.second}) {
         if (is_host(end)) continue;
         if (static_cast<std::size_t>(end) >= gpus)
@@ -76,7 +76,7 @@ void check(std::size_t gpus, const CopyRound& round) {
       }
     }
   }
-  const int most = kMostIterations / (round.covered ? 2 : 1);
+  const int most = kMaxIterations / (round.covered ? 2 : 1);
   if (round.iterations < 1 || round.iterations > most)
     throw std::invalid_argument("a batch holds 1 to " + std::to_string(most) + " messages");
 }
@@ -300,7 +300,7 @@ class CopyTimer {
     if (transfer.staged) {
       // Before blocking: for its first staged copy the driver allocates buffers, and may wait for the device.
       copy(transfer, spare_offset(), kEngineWakingBytes);
-      if (batch_bytes() > kMostStaged) blocking.unblock();
+      if (batch_bytes() > kMaxStaged) blocking.unblock();
     }
     blocking.block(*transfer.issuer, stream);
     for (int i = 0; i < kEngineWakingCopies && !transfer.staged; ++i)

@@ -15,11 +15,11 @@ namespace {
 constexpr int kBind = 2;  // MPOL_BIND [linux/mempolicy.h]
 constexpr int kWordBits = 8 * static_cast<int>(sizeof(unsigned long));
 // Pinned memory is taken from all other processes, and larger messages would not be faster.
-constexpr std::size_t kMostMessage = std::size_t{1} << 30;
+constexpr std::size_t kMaxMessage = std::size_t{1} << 30;
 // Every GPU has two such buffers on each node, and keeps them: trials come in random order, and pinning the buffers
 // again for each would take 0.15 s. Eight GPUs and two nodes take 8 GiB. Four messages of 64 MiB (measurement/plan.py)
 // fit into one. On some hosts the caches keep a part of that, but on every node the same part.
-constexpr std::size_t kMostOnNode = std::size_t{256} << 20;
+constexpr std::size_t kMaxOnNode = std::size_t{256} << 20;
 
 [[noreturn]] void refuse(const char* call, int node) {
   const int error = errno;
@@ -38,7 +38,7 @@ class OnNode {
   explicit OnNode(int node) {
     NodeMask nodes{};
     nodes.at(static_cast<std::size_t>(node / kWordBits)) = 1ul << (node % kWordBits);
-    if (syscall(SYS_get_mempolicy, &mode_, nodes_.data(), kMostNodes, nullptr, 0) != 0) refuse("get_mempolicy", node);
+    if (syscall(SYS_get_mempolicy, &mode_, nodes_.data(), kMaxNodes, nullptr, 0) != 0) refuse("get_mempolicy", node);
     if (set_policy(kBind, nodes) != 0) refuse("set_mempolicy", node);
   }
   OnNode(const OnNode&) = delete;
@@ -46,10 +46,10 @@ class OnNode {
   ~OnNode() { set_policy(mode_, nodes_); }
 
  private:
-  using NodeMask = std::array<unsigned long, kMostNodes / kWordBits>;
+  using NodeMask = std::array<unsigned long, kMaxNodes / kWordBits>;
   // The kernel reads one bit less than this number [mm/mempolicy.c, get_nodes].
   static long set_policy(int mode, const NodeMask& nodes) {
-    return syscall(SYS_set_mempolicy, mode, nodes.data(), kMostNodes + 1);
+    return syscall(SYS_set_mempolicy, mode, nodes.data(), kMaxNodes + 1);
   }
   int mode_ = 0;
   NodeMask nodes_{};
@@ -74,7 +74,7 @@ std::string node_memory_refusal(int node) try {
 }
 
 std::size_t host_bytes(const Gpus& gpus, int position) {
-  return std::min(gpus.host_buffer_bytes(), Gpus::buffer_for(position == kHostPosition ? kMostMessage : kMostOnNode));
+  return std::min(gpus.host_buffer_bytes(), Gpus::buffer_for(position == kHostPosition ? kMaxMessage : kMaxOnNode));
 }
 
 CUdeviceptr host_source(Gpus& gpus, Gpu& gpu, int position) {

@@ -13,7 +13,7 @@ constexpr int kHostPosition = -1;
 constexpr int kNodePosition = -2;
 inline bool is_host(int position) { return position <= kHostPosition; }
 // Node numbers are smaller: no kernel is built for more nodes (CONFIG_NODES_SHIFT is at most 10).
-constexpr int kMostNodes = 1024;
+constexpr int kMaxNodes = 1024;
 
 // Returns why this process may not bind memory to the node; "" where it may.
 std::string node_memory_refusal(int node);

@@ -15,7 +15,7 @@ constexpr std::chrono::microseconds kUnyielding{20};
 constexpr double kNoDeadline = std::numeric_limits<double>::infinity();
 // The most that counts from one poll to the next: a process that is stopped, on a machine that is suspended, or that
 // waits for a core meanwhile has not seen what it waits for.
-constexpr double kMostBetweenPolls = 0.25;
+constexpr double kMaxBetweenPolls = 0.25;
 
 // Waits until `done()`, and returns true; false past the deadline. Between two polls it calls `meanwhile(now)`, which
 // may throw, and yields, because there may be fewer cores than threads.
@@ -27,7 +27,7 @@ bool poll(const Done& done, double deadline_seconds, const Meanwhile& meanwhile)
     const auto now = Clock::now();
     if (now - begin < kUnyielding) continue;
     meanwhile(now);
-    waited += std::min(std::chrono::duration<double>(now - last).count(), kMostBetweenPolls);
+    waited += std::min(std::chrono::duration<double>(now - last).count(), kMaxBetweenPolls);
     last = now;
     if (waited > deadline_seconds) return false;
     std::this_thread::yield();

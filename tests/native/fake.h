@@ -46,7 +46,7 @@
 #include <stdint.h>
 
 #define EXPORT __attribute__((visibility("default")))
-enum { kMostGpus = 16 };
+enum { kMaxGpus = 16 };
 
 int count_gpus(void);
 double by_gpu(const char* setting, int gpu, double fallback);

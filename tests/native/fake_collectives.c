@@ -47,7 +47,7 @@ enum { kSums = 512 };
 // One element of the reduction over all ranks, `offset` bytes into what they send.
 static double reduce_at(Op* const ranks[], int count, uint64_t offset) {
   const unsigned dtype = (unsigned)ranks[0]->arguments[kDtype];
-  double values[kMostRanks];
+  double values[kMaxRanks];
   for (int r = 0; r < count; ++r) values[r] = load_number(at(ranks[r], kSend, offset), dtype);
   return reduce_numbers(values, count, dtype, (unsigned)ranks[0]->arguments[kReduction]);
 }
@@ -314,7 +314,7 @@ static int exchange_part(bool sends, const void* at, size_t count, int dtype, in
   if (!in_group()) return failed(kNcclInvalidUsage, "a send waits for its receive: use a group");
   if (busy(comm)) return failed(kNcclInvalidArgument, "used before the last call was done");
   if (refused(dtype)) return kNcclInvalidArgument;
-  if (peer < 0 || peer >= comm->clique->ranks || exchange.transfer_count == kMostTransfers)
+  if (peer < 0 || peer >= comm->clique->ranks || exchange.transfer_count == kMaxTransfers)
     return failed(kNcclInvalidArgument, "bad peer");
   exchange.arguments[kDtype] = (uint64_t)dtype;
   exchange_comm = comm;

@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static Context contexts[kMostGpus];
+static Context contexts[kMaxGpus];
 static _Thread_local Context* current;
 static int started;  // by cuInit
 
@@ -31,11 +31,11 @@ static int by_uuid(const char* start, size_t length) {
 
 // Fills `gpus` with what CUDA_VISIBLE_DEVICES (numbers, UUIDs or their beginnings) leaves, in its order; returns how
 // many. As in CUDA, the list ends at the first entry that names no GPU.
-static int visible(int gpus[kMostGpus]) {
+static int visible(int gpus[kMaxGpus]) {
   const char* at = getenv("CUDA_VISIBLE_DEVICES");
   int count = 0;
   for (int gpu = 0; at == NULL && gpu < count_gpus(); ++gpu) gpus[count++] = gpu;
-  while (at != NULL && *at != '\0' && count < kMostGpus) {
+  while (at != NULL && *at != '\0' && count < kMaxGpus) {
     const size_t length = strcspn(at, ",");
     char* end = NULL;
     int gpu = (int)strtol(at, &end, 10);
@@ -82,14 +82,14 @@ EXPORT int cuGetErrorString(int error, const char** text) { return describe(erro
 EXPORT int cuDeviceGetCount(int* count) {
   CALLED;
   if (!started) return kNotInitialized;
-  int gpus[kMostGpus];
+  int gpus[kMaxGpus];
   *count = visible(gpus);
   return kSuccess;
 }
 
 EXPORT int cuDeviceGet(int* device, int ordinal) {
   CALLED;
-  int gpus[kMostGpus];
+  int gpus[kMaxGpus];
   if (ordinal < 0 || ordinal >= visible(gpus)) return kInvalidValue;
   *device = gpus[ordinal];
   return kSuccess;

@@ -13,11 +13,11 @@ static uint32_t opened_ticket;  // of the blocking kernel that ended last, and w
 static double opened_time;
 static int copies, copies_tried, collectives;
 // By GPU: the latch of the blocking kernel that was queued there last, and how many queries in a row got a "no" since.
-static uint64_t latch_of[kMostGpus];
+static uint64_t latch_of[kMaxGpus];
 // When each GPU's copy engines are free again: to other GPUs, from host memory, to host memory. An engine runs one copy
 // at a time, whichever stream it comes from.
-static double engine_free[kMostGpus][3];
-static int unanswered[kMostGpus];
+static double engine_free[kMaxGpus][3];
+static int unanswered[kMaxGpus];
 
 void lock_simulation(void) { pthread_mutex_lock(&mutex); }
 void unlock_simulation(bool* unused) {
@@ -92,8 +92,8 @@ bool answered(int gpu, bool finished) {
 // as often as they like: they wait for a collective, perhaps while the thread that must raise the latch is not
 // scheduled.
 static bool waited_for(uint64_t latch) {
-  for (int gpu = 0; gpu < kMostGpus; ++gpu)
-    if (latch_of[gpu] == latch && unanswered[gpu] >= kMostUnanswered) return true;
+  for (int gpu = 0; gpu < kMaxGpus; ++gpu)
+    if (latch_of[gpu] == latch && unanswered[gpu] >= kMaxUnanswered) return true;
   return false;
 }
 
@@ -361,8 +361,8 @@ static bool without_idle(Stream* members[], Op* ranks[], int count) {
 // Runs a collective once it is the next operation of every rank's stream.
 static bool run_collective(Clique* clique) {
   if (clique->broken) return false;
-  Stream* members[kMostRanks] = {NULL};
-  Op* ranks[kMostRanks] = {NULL};
+  Stream* members[kMaxRanks] = {NULL};
+  Op* ranks[kMaxRanks] = {NULL};
   double begin = 0;
   for (Stream* stream = streams; stream != NULL; stream = stream->next) {
     Op* op = stream->first;

@@ -19,8 +19,8 @@ enum {
   kPeerAlreadyEnabled = 704,
   kCaptureUnsupported = 900
 };
-enum { kMostRanks = kMostGpus, kMostArguments = 13, kDeepestQueue = 32, kMostUnanswered = 10000 };
-enum { kMostWindows = 8, kMostCalls = 4096 };
+enum { kMaxRanks = kMaxGpus, kMaxArguments = 13, kDeepestQueue = 32, kMaxUnanswered = 10000 };
+enum { kMaxWindows = 8, kMaxCalls = 4096 };
 
 typedef struct Event {
   int gpu;
@@ -32,14 +32,14 @@ typedef struct Event {
 // One communicator's members, shared by all its ranks.
 typedef struct Clique {
   int ranks;
-  int gpus[kMostRanks];
-  unsigned connected[kMostRanks];  // a bit for each operation
-  int states[kMostRanks];          // ncclResult_t, which ncclCommGetAsyncError reports
-  bool broken;                     // a rank has failed: nothing runs any more
-  bool aborted[kMostRanks];        // a rank's own operations end at once
+  int gpus[kMaxRanks];
+  unsigned connected[kMaxRanks];  // a bit for each operation
+  int states[kMaxRanks];          // ncclResult_t, which ncclCommGetAsyncError reports
+  bool broken;                    // a rank has failed: nothing runs any more
+  bool aborted[kMaxRanks];        // a rank's own operations end at once
   // Windows of each rank and their bytes; and the offsets of collectives on them, as the first rank had them.
-  int windows[kMostRanks], calls[kMostRanks], most_calls;
-  uint64_t window_bytes[kMostRanks][kMostWindows], offsets[kMostCalls][2];
+  int windows[kMaxRanks], calls[kMaxRanks], most_calls;
+  uint64_t window_bytes[kMaxRanks][kMaxWindows], offsets[kMaxCalls][2];
 } Clique;
 
 // Memory that one rank reads for a peer (-1: for all of them) or writes for one, in a collective.
@@ -48,18 +48,18 @@ typedef struct Transfer {
   uint64_t at, bytes;
   int peer;
 } Transfer;
-enum { kMostTransfers = 2 * kMostRanks };
+enum { kMaxTransfers = 2 * kMaxRanks };
 
 typedef struct Op Op;
 struct Op {
   Op* next;
   const char* name;  // a kernel's name, or memcpy, memset, event, wait, or a collective's
-  uint64_t arguments[kMostArguments];
+  uint64_t arguments[kMaxArguments];
   unsigned blocks, slots;  // gridDim.x, gridDim.y
   Event* event;
   Clique* clique;
   int rank;
-  Transfer transfers[kMostTransfers];
+  Transfer transfers[kMaxTransfers];
   int transfer_count;
   // Collectives: moves the data of all ranks, whose operations it gets in rank order.
   void (*reduce)(Op* const ranks[], int count);
@@ -92,7 +92,7 @@ EXPORT void queue_op(Stream* stream, const Op* op);
 EXPORT void count_behind(Stream* stream);
 void run_ready(void);
 EXPORT bool names_peer(const Op* op, int peer);
-// Notes the answer of a query about the GPU's work, and returns it. kMostUnanswered times "no" in a row are a deadlock
+// Notes the answer of a query about the GPU's work, and returns it. kMaxUnanswered times "no" in a row are a deadlock
 // where the blocking kernel that was queued last on the GPU, or one with the same latch, has not ended.
 bool answered(int gpu, bool finished);
 void add_stream(Stream* stream);

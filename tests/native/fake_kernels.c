@@ -94,7 +94,7 @@ static void verify(const uint64_t* a, unsigned slots, int gpu) {
 // rank adds to an average of bytes, and at most eight to one of halves.
 static unsigned contribution(uint64_t seed, unsigned rank, uint64_t index, unsigned reduction, unsigned world,
                              unsigned dtype) {
-  const unsigned noise = (unsigned)(scramble(seed + scramble(index * kMostRanks + rank)) >> 40);
+  const unsigned noise = (unsigned)(scramble(seed + scramble(index * kMaxRanks + rank)) >> 40);
   const unsigned place = (unsigned)((index + rank + seed % world) % world);
   if (reduction == kProduct) return place < 6 ? 1 + noise % 2 : 1;
   if (reduction == kAverage && number_width(dtype) == 1)
@@ -118,7 +118,7 @@ static double expected_element(const Check* check, uint64_t i) {
   const uint64_t index = check->offset + i % check->block;
   const unsigned sender = check->sender == 0xffffffff ? (unsigned)(i / check->block) : (unsigned)check->sender;
   if (reduction == kCopied) return contribution(check->seed, sender, index, kCopied, world, dtype);
-  double values[kMostRanks];
+  double values[kMaxRanks];
   for (unsigned rank = 0; rank < world; ++rank)
     values[rank] = contribution(check->seed, rank, index, reduction, world, dtype);
   return reduce_numbers(values, (int)world, dtype, reduction);
@@ -154,7 +154,7 @@ static const double* expected_elements(const Check* check, unsigned slot) {
 
 static void verify_elements(const uint64_t* a, unsigned slots, int gpu) {
   Check check;
-  _Static_assert(sizeof check == kMostArguments * sizeof *a, "one word for each argument");
+  _Static_assert(sizeof check == kMaxArguments * sizeof *a, "one word for each argument");
   memcpy(&check, a, sizeof check);
   const unsigned dtype = (unsigned)check.dtype, size = number_width(dtype);
   Report* report = touch(check.report, sizeof *report, gpu);

@@ -10,8 +10,8 @@ typedef struct Block {
 } Block;
 
 static Block* blocks;
-static bool enabled[kMostGpus][kMostGpus];
-static int errors[kMostGpus];
+static bool enabled[kMaxGpus][kMaxGpus];
+static int errors[kMaxGpus];
 
 void add_memory(void* at, uint64_t bytes, int gpu) {
   Block* block = malloc(sizeof *block);

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { kMostSplits = kMostRanks, kMostWorlds = 16 };
+enum { kMaxSplits = kMaxRanks, kMaxWorlds = 16 };
 
 typedef struct Id {
   char bytes[128];
@@ -25,9 +25,9 @@ typedef struct Split {
 } Split;
 
 static char last_error[160];
-static World worlds[kMostWorlds];
+static World worlds[kMaxWorlds];
 static int world_count;
-static Split splits[kMostSplits];
+static Split splits[kMaxSplits];
 static int split_count, splits_done;
 // This thread's open group.
 static _Thread_local int depth, group_error, split_turn;
@@ -96,7 +96,7 @@ EXPORT int ncclGetUniqueId(Id* id) {
   CALLED;
   memset(id, 0, sizeof *id);
   snprintf(id->bytes, sizeof id->bytes, "process %d world %d", (int)getpid(), world_count);
-  if (world_count == kMostWorlds) return failed(kNcclInvalidUsage, "not simulated");
+  if (world_count == kMaxWorlds) return failed(kNcclInvalidUsage, "not simulated");
   worlds[world_count++].id = *id;
   return kNcclSuccess;
 }
@@ -158,7 +158,7 @@ static int finish_splits(Comm* parent) {
 EXPORT int ncclCommSplit(Comm* comm, int color, int key, Comm** made, const void* config) {
   CALLED;
   if (busy(comm)) return failed(kNcclInvalidArgument, "used before the last call was done");
-  if (split_count == kMostSplits) return failed(kNcclInvalidArgument, "not simulated");
+  if (split_count == kMaxSplits) return failed(kNcclInvalidArgument, "not simulated");
   if (config != NULL) return failed(kNcclInvalidArgument, "not simulated: a config");
   if (depth > 0) return failed(kNcclInvalidUsage, "not simulated in a group: a thread for each rank");
   if (any_capture()) return failed(kNcclInvalidUsage, "not in a capture");

@@ -38,7 +38,7 @@ typedef struct Process {
 static int gpu_of(Handle handle) { return (int)(uintptr_t)handle - 1; }
 
 // Readings of each GPU's temperature so far: every look at its health asks for it once, and first.
-static int looks[kMostGpus];
+static int looks[kMaxGpus];
 
 // A setting of the GPU from the look FAKE_ILL_FROM on, `healthy` before.
 static double ill(const char* setting, int gpu, double healthy) {

@@ -8,7 +8,7 @@
 int cuMemAlloc_v2(uint64_t* at, size_t bytes);  // the driver's
 int cuMemFree_v2(uint64_t at);
 
-enum { kMostRegistered = 256, kSymmetric = 1 };
+enum { kMaxRegistered = 256, kSymmetric = 1 };
 
 // One registration of a buffer with a communicator; its address is the handle.
 typedef struct Registered {
@@ -17,10 +17,10 @@ typedef struct Registered {
   bool window;
 } Registered;
 
-static Registered registered[kMostRegistered];
+static Registered registered[kMaxRegistered];
 
 static Registered* find_registered(const Comm* comm, uint64_t at) {
-  for (int i = 0; i < kMostRegistered; ++i) {
+  for (int i = 0; i < kMaxRegistered; ++i) {
     Registered* one = &registered[i];
     if (one->comm == comm && at >= one->at && at < one->at + one->bytes) return one;
   }
@@ -30,7 +30,7 @@ static Registered* find_registered(const Comm* comm, uint64_t at) {
 // How many windows the communicator has.
 static int count_windows(const Comm* comm) {
   int count = 0;
-  for (int i = 0; i < kMostRegistered; ++i) count += registered[i].comm == comm && registered[i].window;
+  for (int i = 0; i < kMaxRegistered; ++i) count += registered[i].comm == comm && registered[i].window;
   return count;
 }
 
@@ -50,7 +50,7 @@ EXPORT int ncclMemFree(void* at) {
   {
     CALLED;
     note("-ncclmemory %p", at);
-    for (int i = 0; i < kMostRegistered; ++i)
+    for (int i = 0; i < kMaxRegistered; ++i)
       if (registered[i].comm != NULL && registered[i].at == (uint64_t)(uintptr_t)at)
         fault("memory is freed that a communicator still knows");
   }
@@ -63,7 +63,7 @@ static int keep(Comm* comm, void* at, size_t bytes, bool window, void** handle) 
   if (owner_of((uint64_t)(uintptr_t)at) != comm->clique->gpus[comm->rank])
     return failed(kNcclInvalidArgument, "memory of another device");
   if (find_registered(comm, (uint64_t)(uintptr_t)at) != NULL) fault("memory is registered twice");
-  for (int i = 0; i < kMostRegistered; ++i) {
+  for (int i = 0; i < kMaxRegistered; ++i) {
     if (registered[i].comm != NULL) continue;
     registered[i] = (Registered){comm, (uint64_t)(uintptr_t)at, bytes, window};
     note("+%s %p comm %p", window ? "window" : "registered", at, (void*)comm);
@@ -112,11 +112,11 @@ EXPORT int ncclCommWindowRegister(Comm* comm, void* at, size_t bytes, void** win
   if (result != kNcclSuccess) return result;
   Clique* clique = comm->clique;
   const int nth = count_windows(comm);
-  clique->window_bytes[comm->rank][nth % kMostWindows] = bytes;
+  clique->window_bytes[comm->rank][nth % kMaxWindows] = bytes;
   clique->windows[comm->rank] = nth;
   for (int i = 0; i < clique->ranks; ++i) {
     for (unsigned turn = 0; blocks() && clique->windows[i] < nth; ++turn) let_others_run(turn);
-    if (clique->windows[i] >= nth && clique->window_bytes[i][nth % kMostWindows] != bytes)
+    if (clique->windows[i] >= nth && clique->window_bytes[i][nth % kMaxWindows] != bytes)
       fault("window %d of ranks %d and %d has other bytes", nth, comm->rank, i);
   }
   return begun(comm);
@@ -128,7 +128,7 @@ EXPORT int ncclCommWindowDeregister(Comm* comm, void* window) {
 }
 
 void forget_registered(const Comm* comm) {
-  for (int i = 0; i < kMostRegistered; ++i)
+  for (int i = 0; i < kMaxRegistered; ++i)
     if (registered[i].comm == comm) drop((Comm*)comm, &registered[i], registered[i].window);
 }
 
@@ -146,7 +146,7 @@ bool note_registered(Comm* comm, uint64_t send, uint64_t receive) {
   if (window_of(comm, send) == NULL || window_of(comm, receive) == NULL) return false;
   // The nth collective on windows must have the same offsets on each rank.
   Clique* clique = comm->clique;
-  const int nth = clique->calls[comm->rank]++ % kMostCalls;
+  const int nth = clique->calls[comm->rank]++ % kMaxCalls;
   const uint64_t offsets[2] = {send - from->at, receive - to->at};
   if (clique->calls[comm->rank] > clique->most_calls) {
     clique->most_calls = clique->calls[comm->rank];

@@ -57,7 +57,7 @@ double by_pair(const char* setting, int from, int to, double fallback) {
 
 int count_gpus(void) {
   const int count = (int)by_gpu("FAKE_GPUS", -1, 4);
-  return count > kMostGpus ? kMostGpus : count;
+  return count > kMaxGpus ? kMaxGpus : count;
 }
 
 uint64_t memory_of(int gpu) { return (uint64_t)by_gpu("FAKE_MEMORY", gpu, 1 << 30); }

@@ -20,7 +20,7 @@ extern void* __libc_realloc(void* block, size_t size);
 enum { kAlign = 16, kPage = 4096, kPadding = 0xA5, kFresh = 0xCB };
 static const uint64_t kArena = 1ull << 37;  // of addresses: none is used twice
 static const uint64_t kLargest = 1ull << 24;
-static const long kMostAlive = 25000;  // two mappings each; Linux allows a process 65,530
+static const long kMaxAlive = 25000;  // two mappings each; Linux allows a process 65,530
 
 typedef struct Head {
   uint64_t size, span;
@@ -64,7 +64,7 @@ static void* take(size_t size) {
 }
 
 EXPORT void* malloc(size_t size) {
-  void* block = on && size > 0 && size < kLargest && alive < kMostAlive ? take(size) : NULL;
+  void* block = on && size > 0 && size < kLargest && alive < kMaxAlive ? take(size) : NULL;
   return block != NULL ? block : __libc_malloc(size);
 }
 
