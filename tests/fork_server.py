@@ -161,7 +161,7 @@ def load_program() -> None:
     """Load all of collbench, but what torch is imported with, and what is a program of its own."""
     import collbench
 
-    apart = re.compile(r"worker|(overlaps|replay)\.streams|torch|agent|lifeline|__main__|_profiler")
+    apart = re.compile(r"worker|(overlaps|replay)\.streams|torch|agent|ended_with_us|__main__|_profiler")
     for module in pkgutil.walk_packages(collbench.__path__, "collbench."):
         if not apart.search(module.name):
             importlib.import_module(module.name)

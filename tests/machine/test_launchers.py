@@ -11,10 +11,10 @@ from collbench.machine.launchers import (
     SlurmStep,
     find_launch,
     find_step,
-    join_seconds,
     tasks_on_node,
 )
 from collbench.model.errors import UsageError
+from collbench.ranks.store import join_seconds
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node0",

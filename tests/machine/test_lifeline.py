@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from collbench.ablations import ended_with_us
 from collbench.jobs import job_file
-from collbench.machine import lifeline
 from collbench.measurement.backends.host import start_workers
 from tests.ablations.test_running import WAITS
 from tests.native.recorded import Made, host
@@ -138,8 +138,8 @@ def test_a_gloo_worker_whose_peer_never_came_ends_and_no_file_has_a_name(
 
 PARENT = """
 import subprocess, sys, time
-from collbench.machine import lifeline
-subprocess.Popen(lifeline.with_us(sys.argv[1:]))
+from collbench.ablations import ended_with_us
+subprocess.Popen(ended_with_us.with_us(sys.argv[1:]))
 time.sleep(1000)
 """
 
@@ -209,11 +209,11 @@ def test_a_recorded_job_that_forks_all_the_time_ends_with_a_killed_record(mark: 
 
 def test_a_job_whose_parent_ended_before_it_began_does_not_begin() -> None:
     # Process 0 is the parent of no process, like one that has ended.
-    script = [sys.executable, "-I", "-S", lifeline.__file__, "0", "--", "echo", "begun"]
+    script = [sys.executable, "-I", "-S", ended_with_us.__file__, "0", "--", "echo", "begun"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
 
 
 def test_a_program_that_is_not_there_is_reported_before_anything_starts() -> None:
     with pytest.raises(FileNotFoundError):
-        lifeline.with_us(["/nowhere/python"])
+        ended_with_us.with_us(["/nowhere/python"])

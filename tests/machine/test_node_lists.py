@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.machine.launchers import expand_node_list, format_node_list
+from collbench.cluster.switches import format_node_list
+from collbench.machine.launchers import expand_node_list
 from collbench.model.errors import UsageError
 
 

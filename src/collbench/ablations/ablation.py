@@ -498,11 +498,12 @@ def _ratio(logs: Sequence[float], level: float, rounding: float) -> Ratio:
 
     By Student's t, for few values of about one normal distribution: at two repeats 12.7 standard errors, at three 4.3.
     """
-    from collbench.judge.stats import geometric_mean, student  # late: numpy
+    from collbench.judge.stats import student  # late: numpy
 
-    middle, low, high = geometric_mean(logs, student(len(logs) - 1, level))
+    reach, middle = student(len(logs) - 1, level) * stdev(logs) / math.sqrt(len(logs)), fmean(logs)
+    low, high = math.exp(middle - reach), math.exp(middle + reach)
     # All repeats may be rounded alike, so that their spread does not show it.
-    return Ratio(middle, low * math.exp(-rounding), high * math.exp(rounding))
+    return Ratio(math.exp(middle), low * math.exp(-rounding), high * math.exp(rounding))
 
 
 # Whether to continue. At least three repeats: two have no spread to judge by.

@@ -16,7 +16,7 @@ from statistics import median
 from threading import Thread
 from typing import IO, Self
 
-from collbench.machine import lifeline
+from collbench.ablations import ended_with_us
 from collbench.model.errors import BackendError, UsageError
 
 # Step times in what a training script prints, whatever else it prints: pure, and safe on any bytes.
@@ -239,7 +239,7 @@ def _run(
 ) -> Ended:
     begun = time.monotonic()
     child = subprocess.Popen(
-        lifeline.with_us(command),
+        ended_with_us.with_us(command),
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -265,7 +265,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     """Ask the child to end, and after a while, or at a second Ctrl-C, make it."""
     try:
         child.send_signal(signal.SIGTERM)
-        child.wait(lifeline.GRACE_SECONDS)
+        child.wait(ended_with_us.GRACE_SECONDS)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()

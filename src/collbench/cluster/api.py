@@ -15,7 +15,7 @@ from collbench.api import SILENT, Notices, keywords
 from collbench.api.measuring import explained, request_of
 from collbench.cluster.switches import levels, read_switches
 from collbench.judge.outcome import outcome
-from collbench.machine.launchers import JOIN_VARIABLE, LaunchEnvironment, find_launch, join_seconds
+from collbench.machine.launchers import LaunchEnvironment, find_launch
 from collbench.measurement.backends.protocol import Opened
 from collbench.measurement.plan import Request, settings_of
 from collbench.model.capabilities import SIM, is_simulated
@@ -178,6 +178,7 @@ def survey_launch(
         run_file.check_writable(path, replace=request.force)
     try:
         from collbench.ranks.factory import World  # late: a tenth of a second
+        from collbench.ranks.store import JOIN_VARIABLE, join_seconds
 
         waits = bool(os.environ.get(JOIN_VARIABLE, "").strip())
         with World(launch, request, join_seconds(os.environ), notices.say, survives_losses=True, waits=waits) as world:
@@ -352,6 +353,7 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
 
     def serve(launch: LaunchEnvironment, request: Request) -> None:
         from collbench.ranks.factory import join  # late: a tenth of a second
+        from collbench.ranks.store import join_seconds
 
         join(launch, request, join_seconds(os.environ))
 

@@ -15,7 +15,7 @@ from collbench.cluster.nodes import (
     State,
     Uplink,
 )
-from collbench.machine.launchers import format_node_list
+from collbench.cluster.switches import format_node_list
 from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
 from collbench.model.units import DELTA, amount, fixed, verb

@@ -11,11 +11,13 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from collbench import untrusted
 from collbench.machine.launchers import expand_node_list
 from collbench.model.errors import UsageError
+from collbench.model.units import number_ranges
 
 FROM_SLURM = "slurm"
 _ASK_SLURM = ("scontrol", "show", "topology")
@@ -24,7 +26,23 @@ _MAX_BYTES = 1 << 24
 _PAIR = re.compile(r"(\w+)=(\S*)", re.ASCII)
 # Topograph's name for nodes of which it knows no switch.
 _UNKNOWN = "no-topology"
+_NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,8})", re.ASCII)
 _NAMES = ("switchname", "blockname", "aggregatedblock")
+
+
+def format_node_list(names: Sequence[str]) -> str:
+    """Return names as Slurm lists them, in their order: "node[0-16,18],login"."""
+    parts = [_NUMBERED.fullmatch(name) for name in names]
+    split = [(part[1], int(part[2])) if part else (name, -1) for name, part in zip(names, parts, strict=True)]
+    spelled: list[str] = []
+    for (prefix, whole), group in groupby(split, key=lambda name: (name[0], name[1] < 0)):
+        numbers = [number for _, number in group]
+        if whole:
+            spelled += [prefix] * len(numbers)
+            continue
+        inside = number_ranges(numbers)
+        spelled.append(f"{prefix}{inside}" if len(numbers) == 1 else f"{prefix}[{inside}]")
+    return ",".join(spelled)
 
 
 @dataclass(frozen=True, slots=True)

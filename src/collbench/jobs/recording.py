@@ -13,8 +13,8 @@ from pathlib import Path
 
 import collbench
 from collbench import untrusted
+from collbench.ablations import ended_with_us
 from collbench.jobs.marks import FOLDER, STEP_RANGE
-from collbench.machine import lifeline
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.printable import one_line
 
@@ -138,7 +138,7 @@ def run(command: Sequence[str], variables: Mapping[str, str], mask: set[int], if
     """
     defaults = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores these
     try:
-        with lifeline.ending_with_us(if_killed) as include:
+        with ended_with_us.ending_with_us(if_killed) as include:
             job = os.posix_spawnp(
                 command[0], list(command), {**os.environ, **variables}, setsigmask=mask, setsigdef=defaults
             )

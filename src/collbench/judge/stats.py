@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import NormalDist, fmean, median, stdev  # of a few values; numpy takes 20 µs for the same
+from statistics import NormalDist, median  # of a few values; numpy takes 20 µs for the same
 from typing import TypeVar
 
 import numpy as np
@@ -382,16 +382,6 @@ def reach(parts: Sequence[Variance], alpha: float) -> float:
     doubt = sum(shared**2 / freedom for (_, freedom), shared in pools.items() if freedom)
     quantile = student(max(variance**2 / doubt, 0.5) if doubt else 0.5, 1 - alpha / 2)
     return min(quantile * math.sqrt(variance), _NOTHING_KNOWN)
-
-
-def geometric_mean(logs: Sequence[float], quantile: float) -> tuple[float, float, float]:
-    """Return the geometric mean of two or more values, given their logarithms, and the ends of its interval.
-
-    The interval reaches `quantile` standard errors to each side, in logs.
-    """
-    reach = quantile * stdev(logs) / math.sqrt(len(logs))
-    middle = fmean(logs)
-    return math.exp(middle), math.exp(middle - reach), math.exp(middle + reach)
 
 
 def _log_density(t: float, freedom: float) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby, product
+from itertools import product
 
 from collbench.model.errors import UsageError
 
@@ -18,7 +18,6 @@ _PIECE = re.compile(r"[^\[\],\s]+|\[[\d,-]+\]", re.ASCII)
 _NAME = re.compile(rf"(?:{_PIECE.pattern})+", re.ASCII)
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
-_NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,8})", re.ASCII)
 
 
 def expand_node_list(text: str) -> tuple[str, ...]:
@@ -52,23 +51,6 @@ def _choices(piece: str, text: str) -> list[str]:
     return numbers
 
 
-def format_node_list(names: Sequence[str]) -> str:
-    """Return names as Slurm lists them, in their order: "node[0-16,18],login"."""
-    from collbench.model.units import number_ranges  # late: every command looks for a launcher
-
-    parts = [_NUMBERED.fullmatch(name) for name in names]
-    split = [(part[1], int(part[2])) if part else (name, -1) for name, part in zip(names, parts, strict=True)]
-    spelled: list[str] = []
-    for (prefix, whole), group in groupby(split, key=lambda name: (name[0], name[1] < 0)):
-        numbers = [number for _, number in group]
-        if whole:
-            spelled += [prefix] * len(numbers)
-            continue
-        inside = number_ranges(numbers)
-        spelled.append(f"{prefix}{inside}" if len(numbers) == 1 else f"{prefix}[{inside}]")
-    return ",".join(spelled)
-
-
 def first_host(nodes: str) -> str:
     """Return the first host of a node list: "node01" of "node[01-03,7],login". Raises UsageError."""
     try:
@@ -95,12 +77,8 @@ def tasks_on_node(tasks: str, node: int) -> int | None:
 _DEFAULT_PORT = 29500
 # Slurm names no port. Jobs that share a node need different ones: below the kernel's ephemeral range (32768 on).
 _FIRST_PORT, _PORTS = 10_000, 20_000
-# Schedulers start ranks minutes apart where a container image must be fetched first.
-JOIN_S = 300.0
-JOIN_VARIABLE = "COLLBENCH_JOIN_SECONDS"
-_LONGEST_JOIN_S = 86_400
 # Numbers in variables: int() refuses 4,300 digits, and no launcher sets more than these.
-_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _LONGEST_SHOWN = 40
 # Of one job, one for each GPU: several times what the largest machines have.
 _MAX_RANKS = 2**20
@@ -141,16 +119,6 @@ def find_launch(environment: Mapping[str, str]) -> LaunchEnvironment | None:
         if recognized:
             return _checked(launch) if launch is not None else None
     return None
-
-
-def join_seconds(environment: Mapping[str, str]) -> float:
-    """Return how long ranks wait for each other at the start, in seconds. Raises UsageError."""
-    value = environment.get(JOIN_VARIABLE, "").strip()
-    if not value:
-        return JOIN_S
-    if not _NUMBER.fullmatch(value) or not 0 < int(value) <= _LONGEST_JOIN_S:
-        raise UsageError(f"{JOIN_VARIABLE}={_shown(value)}: write whole seconds, 1 to {_LONGEST_JOIN_S}")
-    return float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +204,7 @@ def _by_slurm(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironment |
     nodes = environment.get("SLURM_STEP_NODELIST") or values.text("SLURM_NODELIST")
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
     job, step = values.number("SLURM_JOB_ID", 0), environment.get("SLURM_STEP_ID", "")
-    own_port = _FIRST_PORT + (job + (int(step) if _NUMBER.fullmatch(step) else 0)) % _PORTS
+    own_port = _FIRST_PORT + (job + (int(step) if NUMBER.fullmatch(step) else 0)) % _PORTS
     return True, LaunchEnvironment(
         rank=values.number("SLURM_PROCID"),
         world_size=world_size,
@@ -268,12 +236,12 @@ def _checked(launch: LaunchEnvironment) -> LaunchEnvironment:
         launch.master_addr.encode("idna")
     except UnicodeError as error:
         raise UsageError(
-            f"MASTER_ADDR={_shown(launch.master_addr)} is not the name or address of a host: set it to that of rank 0"
+            f"MASTER_ADDR={shown(launch.master_addr)} is not the name or address of a host: set it to that of rank 0"
         ) from error
     return launch
 
 
-def _shown(value: str) -> str:
+def shown(value: str) -> str:
     """Return a variable's value as messages show it."""
     return value if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]}… ({len(value):,} characters)"
 
@@ -300,10 +268,10 @@ class _Values:
         if default is not None and not self.environment.get(name, "").strip():
             return default
         value = self.text(name)
-        if not _NUMBER.fullmatch(value):
+        if not NUMBER.fullmatch(value):
             digits = " of at most 18 digits" if value.isdecimal() else ""
             raise UsageError(
-                f"{name}={_shown(value)} is not a number{digits}: {self.launcher} sets one; unset or correct it"
+                f"{name}={shown(value)} is not a number{digits}: {self.launcher} sets one; unset or correct it"
             )
         return int(value)
 

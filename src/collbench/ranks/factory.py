@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from collbench.machine import lifeline, variables
-from collbench.machine.launchers import JOIN_S, JOIN_VARIABLE, LaunchEnvironment
+from collbench.machine.launchers import LaunchEnvironment
 from collbench.measurement.backends.protocol import BackendFacts, Call, Opened
 from collbench.measurement.plan import Request, check_registrations
 from collbench.model.capabilities import capabilities
@@ -28,7 +28,7 @@ from collbench.ranks.connection import KEY_BYTES, Listener, connect, is_loopback
 from collbench.ranks.coordinator import SILENCE_S, Coordinator, RankLost, Ranks
 from collbench.ranks.messages import Introduction
 from collbench.ranks.rank_worker import RankWorker, serve
-from collbench.ranks.store import UNSAID_S, Store, still_waiting
+from collbench.ranks.store import JOIN_S, JOIN_VARIABLE, UNSAID_S, Store, still_waiting
 from collbench.runfile.codec import build
 
 # What the ranks' introductions mean together: hosts, devices, addresses, and conflicts. Pure.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +15,9 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from collbench.cli.terminal import say
-from collbench.machine.launchers import LaunchEnvironment, join_seconds
-from collbench.machine.lifeline import end_with_parent
+from collbench.machine.launchers import LaunchEnvironment
 from collbench.model.errors import CollbenchError, UsageError
+from collbench.ranks.store import join_seconds
 
 if TYPE_CHECKING:
     from collbench.api import Notices
@@ -35,8 +37,21 @@ _INSTEAD = {
 }
 # How long a refused rank waits before it fails, so that rank 0 has printed why: all ranks start together.
 _AFTER_RANK_0_S = 3.0
+_WATCH_S = 0.5
 # Processes of these commands, started once on each node, are not ranks: torchrun finds the other nodes.
 _ONCE_A_NODE = ("train", "record")
+
+
+def _end_with_launcher() -> None:
+    """Start a thread that sends this process SIGTERM once its parent is gone: a rank must not outlive its launcher."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
 def run_together(launch: LaunchEnvironment, arguments: list[str], invoke: Callable[[], object]) -> int:
@@ -48,7 +63,7 @@ def run_together(launch: LaunchEnvironment, arguments: list[str], invoke: Callab
     if launch.local_size == 1 and name in _ONCE_A_NODE:
         invoke()
         return 0
-    end_with_parent()
+    _end_with_launcher()
 
     def checked() -> None:
         if name in _INSTEAD and not {"-h", "--help"} & set(arguments):

@@ -17,7 +17,6 @@ from typing import Any, cast
 from collbench.machine import numa
 from collbench.machine.kernel import available_bytes
 from collbench.machine.launchers import LaunchEnvironment
-from collbench.machine.nccl import host_identity
 from collbench.machine.network_cards import read_ports
 from collbench.machine.nvml import Nvml
 from collbench.measurement.backends.factory import ObservedGpus, here
@@ -28,6 +27,7 @@ from collbench.measurement.backends.torch_process import TorchWorkers
 from collbench.model.errors import BackendError, CollbenchError, MachineError, UsageError
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.ranks.connection import Rank0Connection
+from collbench.ranks.host import host_identity
 from collbench.ranks.messages import Abandon, Alive, BadMessage, Done, Introduction, Leave, Opening, Order, Reply
 from collbench.ranks.store import Store, interface_of, prefix
 

@@ -10,16 +10,32 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from collbench.machine.launchers import JOIN_VARIABLE, LaunchEnvironment
-from collbench.model.errors import BackendError, MachineError
+from collbench.machine.launchers import NUMBER, LaunchEnvironment, shown
+from collbench.model.errors import BackendError, MachineError, UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from torch's __all__
+
+
+# Schedulers start ranks minutes apart where a container image must be fetched first.
+JOIN_S = 300.0
+JOIN_VARIABLE = "COLLBENCH_JOIN_SECONDS"
+_LONGEST_JOIN_S = 86_400
+
+
+def join_seconds(environment: Mapping[str, str]) -> float:
+    """Return how long ranks wait for each other at the start, in seconds. Raises UsageError."""
+    value = environment.get(JOIN_VARIABLE, "").strip()
+    if not value:
+        return JOIN_S
+    if not NUMBER.fullmatch(value) or not 0 < int(value) <= _LONGEST_JOIN_S:
+        raise UsageError(f"{JOIN_VARIABLE}={shown(value)}: write whole seconds, 1 to {_LONGEST_JOIN_S}")
+    return float(value)
 
 
 # The network interface through which this process reaches the others.
