@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.machine.doctor.findings import Level
-from collbench.machine.network_cards import CONGESTION, ERRORS, changes, down, read_ports, slower
+from collbench.machine.network_cards import down, read_ports, slower
 from collbench.measurement.backends.protocol import Opened
 from collbench.measurement.session import read_ports_after
 from collbench.model.run import NetworkPort
+from collbench.ranks.ports import CONGESTION, ERRORS, changes
 from collbench.report.text.frame import network_lines, unhealthy_lines
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of

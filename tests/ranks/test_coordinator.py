@@ -223,7 +223,7 @@ def test_one_rank_of_each_host_reads_its_ports(monkeypatch: pytest.MonkeyPatch) 
         roots.append(str(root))
         return (NetworkPort("mlx5_0", 1, "ACTIVE", counters={"symbol_error": len(roots)}),)
 
-    monkeypatch.setattr(rank_worker, "read_ports", ports)
+    monkeypatch.setattr(rank_worker, "read_counted_ports", ports)
     devices = tuple(replace(device, host=f"h{rank // 2}") for rank, device in enumerate(gpus(4)))
     with world([FakeRankWorker(rank) for rank in range(4)], devices=devices) as coordinator:
         ports_of_hosts = coordinator.ports()

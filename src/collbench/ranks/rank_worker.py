@@ -17,7 +17,6 @@ from typing import Any, cast
 from collbench.machine import numa
 from collbench.machine.kernel import available_bytes
 from collbench.machine.launchers import LaunchEnvironment
-from collbench.machine.network_cards import read_ports
 from collbench.machine.nvml import Nvml
 from collbench.measurement.backends.factory import ObservedGpus, here
 from collbench.measurement.backends.host import TIMEOUT_S, check, expected_seconds, start_workers
@@ -29,6 +28,7 @@ from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.ranks.connection import Rank0Connection
 from collbench.ranks.host import host_identity
 from collbench.ranks.messages import Abandon, Alive, BadMessage, Done, Introduction, Leave, Opening, Order, Reply
+from collbench.ranks.ports import read_counted_ports
 from collbench.ranks.store import Store, interface_of, prefix
 
 
@@ -85,7 +85,7 @@ class RankWorker(ABC):
 
     def ports(self) -> tuple[NetworkPort, ...]:
         """Return the ports of the InfiniBand and RoCE cards that this rank's container shows."""
-        return read_ports(pathlib.Path("/"))
+        return read_counted_ports(pathlib.Path("/"))
 
     def flags(self) -> tuple[Flag, ...]:
         """Return what is wrong with the device."""

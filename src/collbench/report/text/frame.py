@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING
+from importlib import import_module
 
 from rich.text import Text
 
@@ -33,13 +33,10 @@ from collbench.model.run import (
     new_errors,
     tags,
 )
-from collbench.model.units import abridged, amount, capped, counted, fixed, format_size, size_span, span
+from collbench.model.units import abridged, amount, capped, counted, format_size, size_span, span
 from collbench.report import sentences
 from collbench.report.sections import section
 from collbench.report.text.layout import Block, Lines, short, whole
-
-if TYPE_CHECKING:
-    from collbench.machine.network_cards import PortChange
 
 
 def sim(run: Run, mark: str = "sim ") -> str:
@@ -200,35 +197,7 @@ def _events(run: Run) -> Iterator[tuple[str, str]]:
     yield from (event for event in found if event[0] is FlagKind.SHARED)
     # Older files lack `ports_after_read`: no ports afterwards may mean that they were not read.
     if run.ports_before and (run.ports_after_read or run.ports_after):
-        yield from _port_events(run)
-
-
-def _port_events(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield what changed on the network cards' ports, what shows congestion last."""
-    from collbench.machine.network_cards import changes  # late: few runs are of several nodes
-
-    counters: dict[str, list[PortChange]] = defaultdict(list)
-    for change in changes(run.ports_before, run.ports_after):
-        if change.congestion:
-            counters[change.what].append(change)
-        else:
-            yield _PORTS, _port_line(change)
-    for grown in counters.values():
-        rest = f", and no more on {amount(len(grown) - 1, 'other port')}" if len(grown) > 1 else ""
-        yield _CONGESTION, f"congestion: {_port_line(max(grown, key=lambda change: change.growth))}{rest}"
-
-
-def _port_line(change: PortChange) -> str:
-    where = f"{change.port.name} of {change.port.host}"
-    if change.after is None:
-        return f"{where} is gone, or its host is gone"
-    if change.what == "state":
-        return f"{where} changed from {change.before} to {change.after}"
-    if change.what == "rate":
-        return f"{where} changed from {fixed(float(change.before))} to {fixed(float(change.after))} Gbit/s"
-    if not change.growth:
-        return f"{change.what} on {where} has reached its maximum, {change.before}: whether it grew is unknown"
-    return f"{change.what} grew by {change.growth:,} on {where}"
+        yield from import_module("collbench.ranks.ports").events(run)  # of runs on several hosts
 
 
 # The notes below every page's figures: how they were measured, what is missing, what not to trust.
