@@ -24,7 +24,8 @@ from collbench.cluster.simulated import (
     names,
     pair_rates,
 )
-from collbench.model.errors import CollbenchError, RunFileError, UsageError
+from collbench.model.errors import CollbenchError, RunFileError
+from collbench.runfile.codec import plain
 from tests.sim.made import cluster_text
 
 TREE = named("tree-128")
@@ -111,23 +112,26 @@ def test_a_shipped_cluster_says_where_it_comes_from_and_survives_json(name: str)
 @pytest.mark.parametrize(
     ("title", "changes", "message"),
     [
-        ("no nodes", {"nodes": 0}, "nodes (0)"),
-        ("too many", {"nodes": 10**9}, "nodes (1000000000)"),
-        ("no leaves", {"leaf_nodes": 0}, "leaf_nodes (0)"),
-        ("more nodes than can be simulated in a minute", {"nodes": 1025}, "nodes (1025) is not 1 to 1024"),
-        ("no rate", {"nic_gbs": 0.0}, "rates"),
-        ("a rate that is no number", {"inside_gbs": float("nan")}, "rates"),
-        ("too much noise", {"noise": 2.0}, "noise 2.0"),
-        ("a fault that speeds up", {"slow_nodes": (NodeFault(0, 1.5),)}, "ratio"),
+        ("no nodes", {"nodes": 0}, "cluster.nodes is 0, not 1 to 1024"),
+        ("too many", {"nodes": 10**9}, "nodes is 1000000000"),
+        ("no leaves", {"leaf_nodes": 0}, "leaf_nodes is 0"),
+        ("more nodes than can be simulated in a minute", {"nodes": 1025}, "nodes is 1025, not 1 to 1024"),
+        ("no rate", {"nic_gbs": 0.0}, "nic_gbs is 0.0, not GB/s above 0"),
+        ("a rate that is no number", {"inside_gbs": float("nan")}, "inside_gbs is nan, not GB/s above 0"),
+        ("too much noise", {"noise": 2.0}, "noise is 2.0"),
+        ("a fault that speeds up", {"slow_nodes": (NodeFault(0, 1.5),)}, "sends is 1.5, not above 0 and up to 1"),
         ("a fault nowhere", {"slow_nodes": (NodeFault(128, 0.5),)}, "an unknown node"),
         ("a switch nowhere", {"slow_uplinks": (UplinkFault("leaf16", 0.5),)}, "an unknown switch"),
-        ("oversubscription upside down", {"leaf_oversubscription": 0.5}, "oversubscription"),
+        ("oversubscription upside down", {"leaf_oversubscription": 0.5}, "oversubscription is 0.5, not 1 or more"),
         ("a placement of others", {"placement": (0, 1)}, "placement"),
     ],
 )
 def test_an_impossible_cluster_is_refused(title: str, changes: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match="tree-128") as refused:
-        replace(TREE, **changes)  # type: ignore[arg-type]
+    with pytest.raises(RunFileError, match=r"^file is not a cluster file: .*; docs/slow-nodes\.md") as refused:
+        load(
+            json.dumps(json.loads(cluster_text(TREE)) | {field: plain(value) for field, value in changes.items()}),
+            "file",
+        )
     assert message in str(refused.value)
 
 

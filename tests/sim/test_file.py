@@ -101,7 +101,7 @@ def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:
         (lambda d: d["bundles"][3].update(gpus=[0, 1, 2]), r"fabric.bundles\[3\].gpus has 3 items"),
         (lambda d: d["bundles"][3].update(gpus=[1, 0]), r"fabric.bundles\[3\] joins two GPUs that another"),
         (lambda d: d["bundles"][3].update(links=37), r"fabric.bundles\[3\].links is 37"),
-        (lambda d: d["noise"].update(trial=2), "above 1"),
+        (lambda d: d["noise"].update(trial=2), "not a σ from 0 to 1"),
         (lambda d: d.update(faults=[{"kind": "rust"}]), r"fabric.faults\[0\].kind is 'rust', not one of slow-link"),
         (lambda d: d.update(faults=[{"kind": "slow-link", "devices": [1]}]), r"faults\[0\].devices is \[1\]"),
         (lambda d: d.update(faults=[{"kind": "slow-gpu", "devices": [9]}]), r"faults\[0\].devices names \[9\]"),

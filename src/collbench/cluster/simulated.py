@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from importlib import resources
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collbench.model.errors import RunFileError, UsageError, did_you_mean
 from collbench.model.printable import cleaned
+from collbench.model.ranges import Count, Ordinal, Range
 from collbench.model.run import Pair
 from collbench.runfile.codec import build, json_fault
 
@@ -26,6 +28,10 @@ _Array = NDArray[np.float64]
 # Time grows with the square at least: 1,024 nodes took 19 s and 217 MB on two busy cores, 2,048 above 200 s.
 _MAX_NODES = 1_024
 MAX_BYTES = 2**20  # of a cluster's file: one with a fault at every node takes a tenth
+_Nodes = Annotated[int, Range(1, _MAX_NODES, f"1 to {_MAX_NODES}")]
+_Rate = Annotated[float, Range(1e-15, 1e9, "GB/s above 0")]
+_Left = Annotated[float, Range(1e-15, 1, "above 0 and up to 1")]  # of a healthy rate
+_Oversubscription = Annotated[float, Range(1, 1e6, "1 or more")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +39,8 @@ class NodeFault:
     """A node with slow network cards, as ratios of the healthy rate; a bad cable may be slow in one direction only."""
 
     node: int
-    sends: float = 1.0
-    receives: float = 1.0
+    sends: _Left = 1.0
+    receives: _Left = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +48,8 @@ class UplinkFault:
     """A switch ("leaf5", "pod1") whose links to the level above are slow, as ratios of the healthy rate."""
 
     switch: str
-    up: float = 1.0
-    down: float = 1.0
+    up: _Left = 1.0
+    down: _Left = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +58,16 @@ class Cluster:
 
     name: str
     source: str  # where the figures come from
-    nodes: int
-    gpus: int
-    nic_gbs: float  # what a node's network cards achieve in one direction
-    inside_gbs: float  # what its GPUs achieve without them
-    leaf_nodes: int  # nodes of a leaf switch
-    pod_leaves: int = 0  # leaves of a pod; 0: no pods, all leaves meet at one spine
-    leaf_oversubscription: float = 1.0
-    pod_oversubscription: float = 1.0
-    noise: float = 0.02  # standard deviation of one measurement's log bandwidth
-    placement: tuple[int, ...] = ()  # each node's leaf, empty if nodes are cabled in order
+    nodes: _Nodes
+    gpus: Ordinal
+    nic_gbs: _Rate  # what a node's network cards achieve in one direction
+    inside_gbs: _Rate  # what its GPUs achieve without them
+    leaf_nodes: Ordinal  # nodes of a leaf switch
+    pod_leaves: Count = 0  # leaves of a pod; 0: no pods, all leaves meet at one spine
+    leaf_oversubscription: _Oversubscription = 1.0
+    pod_oversubscription: _Oversubscription = 1.0
+    noise: Annotated[float, Range(0, 1, "0 to 1")] = 0.02  # standard deviation of one measurement's log bandwidth
+    placement: tuple[Count, ...] = ()  # each node's leaf, empty if nodes are cabled in order
     reported: bool = True  # False: the judge does not know the switches
     slow_nodes: tuple[NodeFault, ...] = ()
     slow_uplinks: tuple[UplinkFault, ...] = ()
@@ -145,35 +151,9 @@ def names() -> tuple[str, ...]:
 def _shipped() -> tuple[Cluster, ...]:
     # 8 × 400 Gb/s = 400 GB/s a node, NVLink inside: 450 GB/s (docs/method/verdicts.md 2). Four scalable units, 32 nodes
     # each, whose rails meet in one group of leaf switches, not oversubscribed.
-    superpod = Cluster(
-        name="superpod-128",
-        source="NVIDIA DGX SuperPOD H100 reference architecture (RA-11333): 4 scalable units of 32 nodes, NDR, full "
-        "fat tree; rates are those of the links; noise assumed",
-        nodes=128,
-        gpus=8,
-        nic_gbs=400.0,
-        inside_gbs=450.0,
-        leaf_nodes=32,
-    )
-    tree = replace(
-        superpod,
-        name="tree-128",
-        source="made up: 16 leaves of 8 nodes, 4 pods, not oversubscribed; rates as superpod-128",
-        leaf_nodes=8,
-        pod_leaves=4,
-    )
-    faulty = replace(
-        tree,
-        name="tree-128-faulty",
-        source="tree-128 with two slow nodes, a cable with one bad direction, and a leaf with slow uplinks",
-        slow_nodes=(NodeFault(17, 0.9, 0.9), NodeFault(42, sends=0.5), NodeFault(101, 0.9, 0.9)),
-        slow_uplinks=(UplinkFault("leaf9", 0.8, 0.8),),
-    )
-    thin = replace(
-        tree, name="thin-32", source="made up: 4 leaves of 8 nodes, uplinks 2:1", nodes=32, pod_leaves=0,
-        leaf_oversubscription=2.0,
-    )  # fmt: skip
-    return superpod, tree, faulty, thin
+    text = (resources.files("collbench.cluster") / "clusters.json").read_text(encoding="utf-8")
+    clusters: tuple[Cluster, ...] = build(tuple[Cluster, ...], json.loads(text), "clusters")
+    return clusters
 
 
 def _node_ratios(cluster: Cluster, node: int) -> tuple[float, float]:
@@ -251,25 +231,10 @@ def _shares(cluster: Cluster, flows: Sequence[Iterable[Iterable[_Piece]]]) -> _A
 
 
 def _check(cluster: Cluster) -> None:
-    """Raise UsageError for a cluster that cannot be."""
-    leaves = set(cluster.leaf_of) if 1 <= cluster.nodes <= _MAX_NODES and cluster.leaf_nodes >= 1 else set()
-    pods = set(cluster.pod_of) if leaves else set()
-    switches = {f"{_Level.LEAF}{leaf}" for leaf in leaves} | {f"{_Level.POD}{pod}" for pod in pods}
-    rates = (cluster.nic_gbs, cluster.inside_gbs)
-    ratios = [ratio for fault in cluster.slow_nodes for ratio in (fault.sends, fault.receives)]
-    ratios += [ratio for fault in cluster.slow_uplinks for ratio in (fault.up, fault.down)]
+    """Raise UsageError for parts of a cluster that do not fit together."""
+    switches = {f"{_Level.LEAF}{leaf}" for leaf in cluster.leaf_of} | {f"{_Level.POD}{pod}" for pod in cluster.pod_of}
     wrong = (
-        (not leaves, f"nodes ({cluster.nodes}) is not 1 to {_MAX_NODES}, or leaf_nodes ({cluster.leaf_nodes}) is 0"),
-        (cluster.gpus < 1 or cluster.pod_leaves < 0, "gpus is below 1 or pod_leaves below 0"),
-        (not all(0 < rate < 1e9 for rate in rates), f"rates {rates} are not GB/s above 0"),
-        (not 0 <= cluster.noise <= 1, f"noise {cluster.noise} is not 0 to 1"),
-        (not all(0 < ratio <= 1 for ratio in ratios), "a fault's ratio is not above 0 and up to 1"),
-        (
-            not all(1 <= lost < 1e6 for lost in (cluster.leaf_oversubscription, cluster.pod_oversubscription)),
-            "oversubscription is below 1",
-        ),
         (cluster.placement and len(cluster.placement) != cluster.nodes, "placement does not name each node's leaf"),
-        (any(leaf < 0 for leaf in cluster.placement), "placement has a negative leaf"),
         (any(not 0 <= f.node < cluster.nodes for f in cluster.slow_nodes), "slow_nodes names an unknown node"),
         (any(f.switch not in switches for f in cluster.slow_uplinks), "slow_uplinks names an unknown switch"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 from typing import Self, TypeAlias
 
@@ -106,6 +106,156 @@ _AT_ROOT = Traffic(
 )
 
 
+# The rows. One that hardly differs from another is a copy of it, and says what differs.
+_ALLREDUCE = Collective(
+    title="all-reduce",
+    does="every rank gets the reduction of all ranks' data",
+    example="--op max",
+    nccl="AllReduce",
+    nccl_tests="all_reduce_perf",
+    reduces=True,
+    rooted=False,
+    shares=False,
+    irregular=False,
+    sends=Buffer.WHOLE,
+    receives=Buffer.WHOLE,
+    in_place=InPlace.DEFINED,
+    busbw=_RING,
+    traffic=_ALLREDUCED,
+    ring_bound=True,
+    steps=lambda n: 2 * (n - 1),
+)
+_BROADCAST = Collective(
+    title="broadcast",
+    does="every rank gets the root's data",
+    example="--devices 0,1",
+    nccl="Broadcast",
+    nccl_tests="broadcast_perf",
+    reduces=False,
+    rooted=True,
+    shares=False,
+    irregular=False,
+    sends=Buffer.WHOLE,
+    receives=Buffer.WHOLE,
+    in_place=InPlace.DEFINED,
+    busbw=_ONE,
+    traffic=_FROM_ROOT,
+    ring_bound=True,
+    steps=lambda n: n - 1,
+)
+_REDUCE = replace(
+    _BROADCAST,
+    title="reduce",
+    does="the root gets the reduction of all ranks' data",
+    example="--op avg --root 1",
+    nccl="Reduce",
+    nccl_tests="reduce_perf",
+    reduces=True,
+)
+_ALLGATHER = Collective(
+    title="all-gather",
+    does="every rank gets every rank's block",
+    example="--dtype bfloat16",
+    nccl="AllGather",
+    nccl_tests="all_gather_perf",
+    reduces=False,
+    rooted=False,
+    shares=True,
+    irregular=False,
+    sends=Buffer.BLOCK,
+    receives=Buffer.WHOLE,
+    in_place=InPlace.DEFINED,
+    busbw=_OTHERS,
+    traffic=_GATHERED,
+    ring_bound=True,
+    steps=lambda n: n - 1,
+)
+_REDUCESCATTER = replace(
+    _ALLGATHER,
+    title="reduce-scatter",
+    does="each rank gets its block of the reduction of all ranks' data",
+    example="--split 2",
+    nccl="ReduceScatter",
+    nccl_tests="reduce_scatter_perf",
+    reduces=True,
+    sends=Buffer.WHOLE,
+    receives=Buffer.BLOCK,
+)
+_ALLTOALL = Collective(
+    title="all-to-all",
+    does="each rank sends a block to every rank",
+    example="--precision 0.5%",
+    nccl="AlltoAll",
+    nccl_tests="alltoall_perf",
+    reduces=False,
+    rooted=False,
+    shares=True,
+    irregular=False,
+    sends=Buffer.WHOLE,
+    receives=Buffer.WHOLE,
+    in_place=InPlace.UNDEFINED,
+    busbw=_OTHERS,
+    traffic=_EXCHANGED,
+    ring_bound=False,
+    steps=lambda n: n - 1,
+)
+_ALLTOALLV = replace(
+    _ALLTOALL,
+    title="all-to-all-v",
+    does="each rank sends a block of its own size to every rank",
+    example="--skew zipf:1.2",
+    nccl="AlltoAllv",
+    nccl_tests="alltoallv_perf",
+    shares=False,
+    irregular=True,
+)
+_SENDRECV = Collective(
+    title="send/recv",
+    does="each rank sends to the next and receives from the one before",
+    example="--pairs",
+    nccl="SendRecv",
+    nccl_tests="sendrecv_perf",
+    reduces=False,
+    rooted=False,
+    shares=False,
+    irregular=False,
+    sends=Buffer.WHOLE,
+    receives=Buffer.WHOLE,
+    in_place=InPlace.UNDEFINED,
+    busbw=_ONE,
+    traffic=_PASSED_ON,
+    ring_bound=False,
+    steps=lambda _n: 1,
+)
+_GATHER = Collective(
+    title="gather",
+    does="the root gets every rank's block",
+    example="--root 1",
+    nccl="Gather",
+    nccl_tests="gather_perf",
+    reduces=False,
+    rooted=True,
+    shares=True,
+    irregular=False,
+    sends=Buffer.BLOCK,
+    receives=Buffer.WHOLE_AT_ROOT,
+    in_place=InPlace.DEFINED,
+    busbw=_OTHERS,
+    traffic=_AT_ROOT,
+    ring_bound=False,
+    steps=lambda n: n - 1,
+)
+_SCATTER = replace(
+    _GATHER,
+    title="scatter",
+    does="each rank gets its block of the root's data",
+    nccl="Scatter",
+    nccl_tests="scatter_perf",
+    sends=Buffer.WHOLE_AT_ROOT,
+    receives=Buffer.BLOCK,
+)
+
+
 class Operation(StrEnum):
     """What is timed. A copy names the engine that moves bytes and the side that issues it; a collective has its row.
 
@@ -132,216 +282,16 @@ class Operation(StrEnum):
     H2D_SM = "h2d-sm"
     D2H_SM = "d2h-sm"
     CHASE = "chase"
-    ALLREDUCE = (
-        "allreduce",
-        Collective(
-            title="all-reduce",
-            does="every rank gets the reduction of all ranks' data",
-            example="--op max",
-            nccl="AllReduce",
-            nccl_tests="all_reduce_perf",
-            reduces=True,
-            rooted=False,
-            shares=False,
-            irregular=False,
-            sends=Buffer.WHOLE,
-            receives=Buffer.WHOLE,
-            in_place=InPlace.DEFINED,
-            busbw=_RING,
-            traffic=_ALLREDUCED,
-            ring_bound=True,
-            steps=lambda n: 2 * (n - 1),
-        ),
-    )
-    BROADCAST = (
-        "broadcast",
-        Collective(
-            title="broadcast",
-            does="every rank gets the root's data",
-            example="--devices 0,1",
-            nccl="Broadcast",
-            nccl_tests="broadcast_perf",
-            reduces=False,
-            rooted=True,
-            shares=False,
-            irregular=False,
-            sends=Buffer.WHOLE,
-            receives=Buffer.WHOLE,
-            in_place=InPlace.DEFINED,
-            busbw=_ONE,
-            traffic=_FROM_ROOT,
-            ring_bound=True,
-            steps=lambda n: n - 1,
-        ),
-    )
-    REDUCE = (
-        "reduce",
-        Collective(
-            title="reduce",
-            does="the root gets the reduction of all ranks' data",
-            example="--op avg --root 1",
-            nccl="Reduce",
-            nccl_tests="reduce_perf",
-            reduces=True,
-            rooted=True,
-            shares=False,
-            irregular=False,
-            sends=Buffer.WHOLE,
-            receives=Buffer.WHOLE,
-            in_place=InPlace.DEFINED,
-            busbw=_ONE,
-            traffic=_FROM_ROOT,
-            ring_bound=True,
-            steps=lambda n: n - 1,
-        ),
-    )
-    ALLGATHER = (
-        "allgather",
-        Collective(
-            title="all-gather",
-            does="every rank gets every rank's block",
-            example="--dtype bfloat16",
-            nccl="AllGather",
-            nccl_tests="all_gather_perf",
-            reduces=False,
-            rooted=False,
-            shares=True,
-            irregular=False,
-            sends=Buffer.BLOCK,
-            receives=Buffer.WHOLE,
-            in_place=InPlace.DEFINED,
-            busbw=_OTHERS,
-            traffic=_GATHERED,
-            ring_bound=True,
-            steps=lambda n: n - 1,
-        ),
-    )
-    REDUCESCATTER = (
-        "reducescatter",
-        Collective(
-            title="reduce-scatter",
-            does="each rank gets its block of the reduction of all ranks' data",
-            example="--split 2",
-            nccl="ReduceScatter",
-            nccl_tests="reduce_scatter_perf",
-            reduces=True,
-            rooted=False,
-            shares=True,
-            irregular=False,
-            sends=Buffer.WHOLE,
-            receives=Buffer.BLOCK,
-            in_place=InPlace.DEFINED,
-            busbw=_OTHERS,
-            traffic=_GATHERED,
-            ring_bound=True,
-            steps=lambda n: n - 1,
-        ),
-    )
-    ALLTOALL = (
-        "alltoall",
-        Collective(
-            title="all-to-all",
-            does="each rank sends a block to every rank",
-            example="--precision 0.5%",
-            nccl="AlltoAll",
-            nccl_tests="alltoall_perf",
-            reduces=False,
-            rooted=False,
-            shares=True,
-            irregular=False,
-            sends=Buffer.WHOLE,
-            receives=Buffer.WHOLE,
-            in_place=InPlace.UNDEFINED,
-            busbw=_OTHERS,
-            traffic=_EXCHANGED,
-            ring_bound=False,
-            steps=lambda n: n - 1,
-        ),
-    )
-    ALLTOALLV = (
-        "alltoallv",
-        Collective(
-            title="all-to-all-v",
-            does="each rank sends a block of its own size to every rank",
-            example="--skew zipf:1.2",
-            nccl="AlltoAllv",
-            nccl_tests="alltoallv_perf",
-            reduces=False,
-            rooted=False,
-            shares=False,
-            irregular=True,
-            sends=Buffer.WHOLE,
-            receives=Buffer.WHOLE,
-            in_place=InPlace.UNDEFINED,
-            busbw=_OTHERS,
-            traffic=_EXCHANGED,
-            ring_bound=False,
-            steps=lambda n: n - 1,
-        ),
-    )
-    SENDRECV = (
-        "sendrecv",
-        Collective(
-            title="send/recv",
-            does="each rank sends to the next and receives from the one before",
-            example="--pairs",
-            nccl="SendRecv",
-            nccl_tests="sendrecv_perf",
-            reduces=False,
-            rooted=False,
-            shares=False,
-            irregular=False,
-            sends=Buffer.WHOLE,
-            receives=Buffer.WHOLE,
-            in_place=InPlace.UNDEFINED,
-            busbw=_ONE,
-            traffic=_PASSED_ON,
-            ring_bound=False,
-            steps=lambda _n: 1,
-        ),
-    )
-    GATHER = (
-        "gather",
-        Collective(
-            title="gather",
-            does="the root gets every rank's block",
-            example="--root 1",
-            nccl="Gather",
-            nccl_tests="gather_perf",
-            reduces=False,
-            rooted=True,
-            shares=True,
-            irregular=False,
-            sends=Buffer.BLOCK,
-            receives=Buffer.WHOLE_AT_ROOT,
-            in_place=InPlace.DEFINED,
-            busbw=_OTHERS,
-            traffic=_AT_ROOT,
-            ring_bound=False,
-            steps=lambda n: n - 1,
-        ),
-    )
-    SCATTER = (
-        "scatter",
-        Collective(
-            title="scatter",
-            does="each rank gets its block of the root's data",
-            example="--root 1",
-            nccl="Scatter",
-            nccl_tests="scatter_perf",
-            reduces=False,
-            rooted=True,
-            shares=True,
-            irregular=False,
-            sends=Buffer.WHOLE_AT_ROOT,
-            receives=Buffer.BLOCK,
-            in_place=InPlace.DEFINED,
-            busbw=_OTHERS,
-            traffic=_AT_ROOT,
-            ring_bound=False,
-            steps=lambda n: n - 1,
-        ),
-    )
+    ALLREDUCE = "allreduce", _ALLREDUCE
+    BROADCAST = "broadcast", _BROADCAST
+    REDUCE = "reduce", _REDUCE
+    ALLGATHER = "allgather", _ALLGATHER
+    REDUCESCATTER = "reducescatter", _REDUCESCATTER
+    ALLTOALL = "alltoall", _ALLTOALL
+    ALLTOALLV = "alltoallv", _ALLTOALLV
+    SENDRECV = "sendrecv", _SENDRECV
+    GATHER = "gather", _GATHER
+    SCATTER = "scatter", _SCATTER
 
     @property
     def is_collective(self) -> bool:

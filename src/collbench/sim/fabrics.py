@@ -6,17 +6,18 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from collbench.machine.labels import is_label
 from collbench.model.errors import RunFileError, UsageError, did_you_mean
+from collbench.model.ranges import Range
 from collbench.model.run import Health, PeerStatus
 from collbench.runfile.codec import FileFormat, build
 
@@ -24,6 +25,14 @@ from collbench.runfile.codec import FileFormat, build
 # Rates are what is achieved, in GB/s and one direction; delays are in µs. GPUs are referred to by position.
 
 _UNKNOWN_HEALTH = Health()
+# From a broken link's rate to any future one: values beyond are typing errors, and might overflow.
+_MIN_GBS, _MAX_VALUE = 1e-6, 1e15
+_Rate = Annotated[float, Range(_MIN_GBS, _MAX_VALUE, "a plausible number above 0")]
+_Number = Annotated[int, Range(1, _MAX_VALUE, "a plausible number above 0")]
+_Delay = Annotated[float, Range(0, _MAX_VALUE, "0 or a plausible number")]
+_Count = Annotated[int, Range(0, _MAX_VALUE, "0 or a plausible number")]
+_Links = Annotated[int, Range(1, 36, "1 to 36")]  # nvml.h of r580: NVML_NVLINK_MAX_LINKS
+_Sigma = Annotated[float, Range(0, 1, "a σ from 0 to 1")]  # log-normal noise beyond this is no measurement any more
 
 
 class FaultKind(StrEnum):
@@ -52,13 +61,13 @@ class Gpu:
     """One GPU in its slot."""
 
     name: str
-    memory_bytes: int
+    memory_bytes: _Number
     pci_bus_id: str
     bridge: str  # the bridge or host bridge above the slot
-    pcie_gbs: float  # what the slot achieves
-    pcie_generation: int = 4  # the most that slot and GPU can do
-    pcie_width: int = 16  # the most that slot and GPU can do
-    nvlink_line_mbps: int | None = None  # the rate of one link as NVML reports it, MB/s
+    pcie_gbs: _Rate  # what the slot achieves
+    pcie_generation: _Number = 4  # the most that slot and GPU can do
+    pcie_width: _Number = 16  # the most that slot and GPU can do
+    nvlink_line_mbps: _Number | None = None  # the rate of one link as NVML reports it, MB/s
     health: Health = _UNKNOWN_HEALTH  # as NVML reports it
 
 
@@ -67,9 +76,9 @@ class Bundle:
     """NVLinks that join two GPUs directly."""
 
     gpus: tuple[int, int]
-    links: int
-    gbs: float  # what each link achieves in each direction
-    latency_us: float = 0.5
+    links: _Links
+    gbs: _Rate  # what each link achieves in each direction
+    latency_us: _Delay = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +86,9 @@ class Switch:
     """NVSwitches that join these GPUs as one plane."""
 
     gpus: tuple[int, ...]
-    links: int
-    gbs: float  # what a GPU's port of all its links achieves in each direction
-    latency_us: float = 0.6
+    links: _Links
+    gbs: _Rate  # what a GPU's port of all its links achieves in each direction
+    latency_us: _Delay = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +97,12 @@ class Bridge:
 
     name: str
     parent: str  # the bridge or host bridge above it
-    up_gbs: float  # of its uplink
-    down_gbs: float
-    peer_gbs: float | None = (
+    up_gbs: _Rate  # of its uplink
+    down_gbs: _Rate
+    peer_gbs: _Rate | None = (
         None  # the limit, for each port, of transfers that turn round in it; None: that of the slots
     )
-    latency_us: float = 0.2
+    latency_us: _Delay = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,32 +110,32 @@ class HostBridge:
     """A PCIe root at a NUMA node."""
 
     name: str
-    numa_node: int
-    peer_gbs: float | None = None  # the limit, for each port, of transfers between GPUs; None: that of the slots
-    latency_us: float = 0.3
+    numa_node: _Count
+    peer_gbs: _Rate | None = None  # the limit, for each port, of transfers between GPUs; None: that of the slots
+    latency_us: _Delay = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
     """The link between each two NUMA nodes, and a node's memory."""
 
-    gbs: float = 40.0
-    latency_us: float = 0.4
-    memory_gbs: float = 150.0  # how fast one node's memory takes staged data, of all GPUs together
+    gbs: _Rate = 40.0
+    latency_us: _Delay = 0.4
+    memory_gbs: _Rate = 150.0  # how fast one node's memory takes staged data, of all GPUs together
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
     """The share of a path's rate that each engine gets: copy engine, kernels, staged copies, NCCL by the medium."""
 
-    ce_write: float = 1.0
-    ce_read: float = 0.995
-    sm_write: float = 0.935
-    sm_read: float = 0.95
-    staged: float = 0.7
-    nccl_nvlink: float = 0.9
-    nccl_pcie: float = 0.85
-    nccl_staged: float = 0.6
+    ce_write: _Rate = 1.0
+    ce_read: _Rate = 0.995
+    sm_write: _Rate = 0.935
+    sm_read: _Rate = 0.95
+    staged: _Rate = 0.7
+    nccl_nvlink: _Rate = 0.9
+    nccl_pcie: _Rate = 0.85
+    nccl_staged: _Rate = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,21 +145,21 @@ class Delays:
     A collective takes `collective` once and `hop` for each step around the ring; its launch takes `launch`.
     """
 
-    copy: float = 1.5
-    kernel: float = 2.2
-    staged: float = 15.0
-    access: float = 0.3
-    collective: float = 4.4
-    hop: float = 0.2
-    launch: float = 2.8
+    copy: _Delay = 1.5
+    kernel: _Delay = 2.2
+    staged: _Delay = 15.0
+    access: _Delay = 0.3
+    collective: _Delay = 4.4
+    hop: _Delay = 0.2
+    launch: _Delay = 2.8
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
     """Relative σ of a trial and of a batch in it, both log-normal."""
 
-    trial: float = 0.003
-    batch: float = 0.001
+    trial: _Sigma = 0.003
+    batch: _Sigma = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +170,10 @@ class OverlapFactors:
     reaches N/(N+1) of its rate.
     """
 
-    collective: float = 2.0  # times as long
-    compute: float = 1.1  # times as long
-    tflops: float = 700.0  # in bf16
-    memory_gbs: float = 4000.0  # of copies within a GPU's memory
+    collective: _Rate = 2.0  # times as long
+    compute: _Rate = 1.1  # times as long
+    tflops: _Rate = 700.0  # in bf16
+    memory_gbs: _Rate = 4000.0  # of copies within a GPU's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +183,7 @@ class ReportedPath:
     gpus: tuple[int, int]
     label: str | None = None
     ancestor: str | None = None
-    nvlinks: int | None = None
+    nvlinks: Annotated[int, Range(0, 36, "0 to 36")] | None = None
     peer_access: PeerStatus | None = None
     tool_label: str | None = None
     tool_peer_access: PeerStatus | None = None
@@ -190,14 +199,14 @@ class Fault:
 
     kind: FaultKind
     devices: tuple[int, ...] = ()
-    factor: float = 1.0
+    factor: _Delay = 1.0
     one_way: bool = False
-    offset: int = 0
-    links: int = 1
-    gbs: float = 0.0
-    us: float = 0.0
-    generation: int | None = None
-    width: int | None = None
+    offset: _Count = 0
+    links: _Count = 1
+    gbs: _Delay = 0.0
+    us: _Delay = 0.0
+    generation: _Count | None = None
+    width: _Count | None = None
     words: str = ""
 
     def covers(self, *devices: int) -> bool:
@@ -241,10 +250,7 @@ class Fabric:
 
 # NVML and the label matrix were seen with 16 GPUs in a node; more is a mistake, or several nodes.
 _MAX_GPUS = 64
-_MAX_LINKS = 36  # nvml.h of r580: NVML_NVLINK_MAX_LINKS
 _MIN_GPUS = 2
-# Fields that may be zero; all other numbers of a fabric are above.
-_MAY_BE_ZERO = {"latency_us", "trial", "batch", "offset", "numa_node"}
 _ON_A_LINK = (
     FaultKind.SLOW_LINK,
     FaultKind.CORRUPT_LINK,
@@ -252,12 +258,8 @@ _ON_A_LINK = (
     FaultKind.P2P_SLOW,
 )
 _LEAVES_A_SHARE = (FaultKind.SLOW_LINK, FaultKind.SLOW_GPU, FaultKind.SLOW_COLLECTIVES)
-# From a broken link's rate to any future one: values beyond are typing errors, and might overflow.
-_MIN_GBS, _MAX_VALUE = 1e-6, 1e15
 _PCI_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
 _VARIABLE = re.compile(r"NCCL_[A-Z0-9_]+=[ -~]+", re.ASCII)
-# Log-normal noise beyond this is no measurement any more.
-_MAX_NOISE = 1.0
 
 
 def check(fabric: Fabric) -> None:
@@ -266,12 +268,6 @@ def check(fabric: Fabric) -> None:
         raise ValueError(f"fabric.gpus has {len(fabric.gpus)} items: write {_MIN_GPUS} to {_MAX_GPUS}")
     if not fabric.name or not fabric.name.isprintable():
         raise ValueError("fabric.name is empty or has unprintable characters")
-    for where, owner, name, value in _numbers(fabric, "fabric"):
-        zero_is_fine = name in _MAY_BE_ZERO or isinstance(owner, Delays | Fault)
-        least = 0 if zero_is_fine else _MIN_GBS
-        if not least <= value <= _MAX_VALUE:
-            kind = "0 or a plausible number" if zero_is_fine else "a plausible number above 0"
-            raise ValueError(f"{where} is {value:.6g}, not {kind}")
     _check_gpu_names(fabric)
     _check_tree(fabric)
     _check_nvlinks(fabric)
@@ -280,22 +276,6 @@ def check(fabric: Fabric) -> None:
     for number, pair in enumerate(fabric.unreachable):
         _check_gpus(pair, len(fabric.gpus), f"fabric.unreachable[{number}]")
     _check_labels(fabric)
-    if max(fabric.noise.trial, fabric.noise.batch) > _MAX_NOISE:
-        raise ValueError(f"fabric.noise has a σ above {_MAX_NOISE}")
-
-
-def _numbers(value: Any, where: str) -> Iterator[tuple[str, object, str, float]]:
-    """Yield (place, owner, field, number) of everything in a fabric but positions of GPUs and states of health."""
-    for field in dataclasses.fields(value):
-        given, path = getattr(value, field.name), f"{where}.{field.name}"
-        if isinstance(given, int | float) and not isinstance(given, bool):
-            yield path, value, field.name, given
-        elif dataclasses.is_dataclass(given) and field.name != "health":
-            yield from _numbers(given, path)
-        elif isinstance(given, tuple):
-            for number, item in enumerate(given):
-                if dataclasses.is_dataclass(item) and field.name != "labels":
-                    yield from _numbers(item, f"{path}[{number}]")
 
 
 def _check_gpu_names(fabric: Fabric) -> None:
@@ -343,11 +323,6 @@ def _check_nvlinks(fabric: Fabric) -> None:
         for other in fabric.switches[:number]:
             if len(set(other.gpus) & set(switch.gpus)) > 1:
                 raise ValueError(f"fabric.switches[{number}] joins two GPUs that another switch joins")
-    counts = [(f"bundles[{i}]", bundle.links) for i, bundle in enumerate(fabric.bundles)]
-    counts += [(f"switches[{i}]", switch.links) for i, switch in enumerate(fabric.switches)]
-    for where, links in counts:
-        if links > _MAX_LINKS:
-            raise ValueError(f"fabric.{where}.links is {links}, more than {_MAX_LINKS}")
 
 
 def _check_fault(fault: Fault, count: int, where: str) -> None:
@@ -389,8 +364,6 @@ def _check_labels(fabric: Fabric) -> None:
         ):
             if word is not None and not is_label(word):
                 raise ValueError(f"{where}.{name} is '{word}', not a label of nvidia-smi")
-        if reported.nvlinks is not None and not 0 <= reported.nvlinks <= _MAX_LINKS:
-            raise ValueError(f"{where}.nvlinks is {reported.nvlinks}, not 0 to {_MAX_LINKS}")
 
 
 def _check_gpus(numbers: Sequence[int], count: int, where: str, fewest: int = 2) -> None:
