@@ -203,7 +203,7 @@ def measure_phases(nodes: int, gpus: int, folder: Path) -> list[dict[str, object
     nodes_request = NodesRequest(size_bytes=_SIZE, budget_seconds=0.001, count=nodes // 2)
     request = request_for(nodes_request, Request(backend="cuda", seed=1, command=("nodes",), kind=CommandKind.NODES))
     with meter.phase("health of all devices"):
-        run = _new_run(request, opened, launch)
+        run = _new_run(request, opened)
     file = folder / "run.json"
     writer = RunWriter(run, file, print)
     with meter.phase("a round of the survey, with its share of the end", times=8):

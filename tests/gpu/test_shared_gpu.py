@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from collbench.jobs.job import Call
-from collbench.jobs.replay.backends import ReplayWorld
+from collbench.jobs.replay.measure import ReplayWorld
 from collbench.jobs.replay.schedule import ReplayLoad, schedule_of
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.run import Run
-from collbench.overlaps.backends import OverlapWorld
+from collbench.overlaps.measure import OverlapWorld
 from collbench.overlaps.protocol import Load
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority
 from collbench.runfile import run_file

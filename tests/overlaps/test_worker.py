@@ -19,7 +19,7 @@ import pytest
 
 from collbench.model.errors import BackendError, Cause, FailureKind, MachineError
 from collbench.model.operations import Operation, Work
-from collbench.overlaps.backends import OverlapWorld, open_overlap, overlapped, unit_seconds
+from collbench.overlaps.measure import OverlapWorld, open_overlap, overlapped, unit_seconds
 from collbench.overlaps.protocol import OPERATIONS, Load
 from collbench.overlaps.results import Compute, ComputeKind, Overlap
 from collbench.sim.fabrics import OverlapFactors

@@ -69,7 +69,7 @@ _GROUPS = {
         "predict": ("jobs.command", "Predict what communication costs a training step."),
     },
     "Cluster": {
-        "nodes": ("cluster.command", "Find slow nodes and uplinks of a cluster, and choose nodes."),
+        "nodes": ("cluster.api", "Find slow nodes and uplinks of a cluster, and choose nodes."),
     },
 }
 _COMMANDS = {name: row for group in _GROUPS.values() for name, row in group.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from collbench import untrusted
 from collbench.api import SILENT, Notices, keywords
 from collbench.api.measuring import explained, request_of
+from collbench.cli import options
+from collbench.cli.options import option
+from collbench.cli.terminal import NOTICES, json_option, leaving, say, show_answer, verbose_option
 from collbench.cluster.switches import levels, read_switches
 from collbench.judge.outcome import outcome
 from collbench.machine.launchers import LaunchEnvironment, find_launch
@@ -30,7 +36,8 @@ from collbench.model.errors import (
 )
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-from collbench.model.units import amount, format_size, parse_size
+from collbench.model.units import amount, format_size, parse_budget, parse_size
+from collbench.ranks.nonzero import serve_rank_0
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.run_file import RunWriter
 
@@ -183,19 +190,18 @@ def survey_launch(
         waits = bool(os.environ.get(JOIN_VARIABLE, "").strip())
         with World(launch, request, join_seconds(os.environ), notices.say, survives_losses=True, waits=waits) as world:
             opened = world.open()
-            run = _new_run(request, opened, launch)
+            run = _new_run(request, opened)
             writer = RunWriter(run, path, notices.say, replace=request.force)
             return _survey(nodes_request, opened, world, run, writer, notices)
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted: the nodes were not judged") from error
 
 
-def _new_run(request: Request, opened: Opened, launch: LaunchEnvironment) -> Run:
+def _new_run(request: Request, opened: Opened) -> Run:
     from collbench.measurement.session import begun_run  # late: numpy
 
     works = tuple(work.operation for work in request.collectives)
-    settings = settings_of(request, works, request.sizes or (), trials=1, environment=dict(opened.environment))
-    return begun_run(opened, replace(settings, processes=launch.world_size, launcher=launch.launcher))
+    return begun_run(opened, settings_of(request, works, request.sizes or (), 1, opened))
 
 
 def _survey(
@@ -327,6 +333,65 @@ def survey(
         "nodes", request.backend, notices.say, advice=", or name a file with --output FILE"
     )
     return survey_launch(nodes_request, request, path, launch, notices)
+
+
+@click.command("nodes")
+@options.apply(
+    option("--select M", "Choose the best M nodes.", options.COUNT, name="count"),
+    option("--fabric-cluster NAME", "With --backend sim: name or file of a simulated cluster.", options.FILE_NAME),
+    option("--one-way", "Measure each direction separately, to find cables with one bad direction."),
+    option(
+        "--switches FILE",
+        "Each node's switches: Slurm's topology.conf, or lines 'node leaf pod'; slurm: ask scontrol.",
+        options.FILE_NAME,
+    ),
+    option(
+        "--size SIZE",
+        "Message size of the all-reduce between two nodes.",
+        parse_size,
+        name="size_bytes",
+        default=DEFAULT_SIZE,
+    ),
+    option(
+        "--budget TIME",
+        "Start no round after this time. Eight rounds are always run.",
+        parse_budget,
+        default=f"{DEFAULT_BUDGET:.0f}s",
+    ),
+    json_option("Print JSON instead of the page."),
+    options.backend,
+    options.nccl,
+    options.output,
+    options.force,
+    options.seed,
+    verbose_option,
+)
+def command(**values: Any) -> None:
+    """Find slow nodes and uplinks of a cluster, and choose the best M nodes.
+
+    All nodes are measured concurrently, in rounds of random pairs: eight rounds, then more for suspect nodes. So 128
+    nodes need 600 to 1,200 measurements, not 8,128. Start it with one process for each GPU, or simulate a cluster.
+
+    \b
+    Examples:
+      collbench nodes --backend sim --fabric-cluster tree-128-faulty --select 64
+      srun --ntasks-per-node 8 python -m collbench nodes --switches slurm
+    """
+    found = survey(values, options.command_line("nodes"), serve_rank_0, NOTICES)
+    if found is None:  # on another rank than 0
+        return
+    from collbench.cluster.page import as_plain, page  # late: numpy
+
+    shown = (found.origin, found.judgement, found.choice, found.truth)
+    with leaving(found.status):
+        show_answer(page(*shown), lambda: json.dumps(as_plain(*shown), allow_nan=False) + "\n")
+        if found.failure is not None:
+            raise found.failure
+        if found.path is not None:
+            say(f"saved {found.path}")
+
+
+COMMANDS = {"nodes": command}  # the Python call has its name
 
 
 def nodes(  # noqa: PLR0913 - keywords, each an option of the command line

@@ -70,7 +70,7 @@ def record(  # noqa: PLR0913 - keywords, each an option of the command line
     *,
     streams: Path | None = None,
     gpu_times: bool = False,
-    step_range: str = "",
+    step_range: str | None = None,
     calls_per_step: int | None = None,
     force: bool = False,
     notices: Notices = SILENT,

@@ -72,15 +72,7 @@ def _range_name(text: str) -> str:
     _calls_per_step,
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def record(
-    output: Path | None,
-    force: bool,
-    streams: Path | None,
-    gpu_times: bool,
-    step_range: str | None,
-    calls_per_step: int | None,
-    command: tuple[str, ...],
-) -> None:
+def record(*, output: Path | None, command: tuple[str, ...], **values: Any) -> None:
     """Run COMMAND and save every NCCL call of its ranks: function, size, group, order and time.
 
     The job runs unchanged: NCCL (2.23 or newer) loads a profiler plugin, which compresses repeated steps as they run.
@@ -97,10 +89,12 @@ def record(
     """
     from collbench.jobs import api as jobs
 
+    streams: Path | None = values["streams"]
     if not command:
-        if gpu_times or step_range:
-            flag = "--gpu-times" if gpu_times else "--step-range"
-            raise UsageError(f"{flag} needs a command to record: streams already have what their job recorded")
+        for option_name in ("gpu_times", "step_range"):
+            if values[option_name]:
+                flag = f"--{option_name.replace('_', '-')}"
+                raise UsageError(f"{flag} needs a command to record: streams already have what their job recorded")
         if streams is None:
             raise UsageError("no command to record: collbench record -- torchrun train.py")
         if not streams.is_dir():
@@ -108,20 +102,11 @@ def record(
                 f"folder {one_line(str(streams))} does not exist: --streams names the folder of a recording"
             )
         merged = output or Path("job.json")
-        job = jobs.merge(streams, merged, calls_per_step=calls_per_step, force=force, notices=NOTICES)
-        _say_what_is_in(job, merged)
+        common = {name: values[name] for name in ("calls_per_step", "force")}
+        _say_what_is_in(jobs.merge(streams, merged, notices=NOTICES, **common), merged)
         return
     path = output or (None if streams else Path("job.json"))
-    ended = jobs.record(
-        command,
-        path,
-        streams=streams,
-        gpu_times=gpu_times,
-        step_range=step_range or "",
-        calls_per_step=calls_per_step,
-        force=force,
-        notices=NOTICES,
-    )
+    ended = jobs.record(command, path, notices=NOTICES, **values)
     if path is None:
         say(f"merge the streams of all hosts with: collbench record --streams {one_line(str(streams))} -o job.json")
     elif ended.job is not None:
@@ -160,13 +145,7 @@ def _numbers(name: str, what: str, least: int = 0) -> Callable[[str], tuple[int,
     options.force,
 )
 @click.argument("files", nargs=-1, required=True, metavar="TRACE...", type=options.FILE)
-def import_job(
-    output: Path | None,
-    calls_per_step: int | None,
-    devices: tuple[int, ...] | None,
-    force: bool,
-    files: tuple[Path, ...],
-) -> None:
+def import_job(*, output: Path | None, files: tuple[Path, ...], **values: Any) -> None:
     """Convert the traces of a job's ranks to one job file, which show, replay and predict read.
 
     Each TRACE is one rank's: an export of torch.profiler, a dump of torch's Flight Recorder, or a trace of torch's
@@ -181,7 +160,7 @@ def import_job(
     from collbench.jobs import api as jobs
 
     path = output or Path("job.json")
-    job = jobs.import_job(files, path, calls_per_step=calls_per_step, devices=devices, force=force, notices=NOTICES)
+    job = jobs.import_job(files, path, notices=NOTICES, **values)
     _say_what_is_in(job, path, "imported")
 
 

@@ -39,7 +39,12 @@ def plugin() -> Path:
 
 
 def environment(
-    inherited: Mapping[str, str], plugin_file: Path, folder: Path, *, gpu_times: bool = False, step_range: str = ""
+    inherited: Mapping[str, str],
+    plugin_file: Path,
+    folder: Path,
+    *,
+    gpu_times: bool = False,
+    step_range: str | None = None,
 ) -> dict[str, str]:
     """Return what to change in `inherited` for the job, which writes into `folder`.
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from collbench.measurement.backends.protocol import Backend, Step
+from collbench.measurement.backends.protocol import Backend, Opened, Step
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Endpoints, InPlace, Operation, Registration, Variant, Work
@@ -410,14 +410,16 @@ def settings_of(
     operations: tuple[Operation, ...],
     sizes: tuple[int, ...],
     trials: int,
-    environment: dict[str, str],
+    opened: Opened,
 ) -> Settings:
-    """Return the settings that a run stores of its request and plan."""
+    """Return the settings that a run stores of its request and plan, on what was opened."""
     return Settings(
         operations=operations,
         sizes=sizes,
         trials=trials,
-        environment=environment,
+        environment=dict(opened.environment),
+        processes=opened.processes,
+        launcher=opened.launcher,
         devices=device_words(request.devices),
         requested_sizes=request.sizes,
         layout=_layout(request),

@@ -24,14 +24,6 @@ from collbench.runfile.run_file import RunWriter
 class LaunchedRanks(Protocol):
     """One process per device, which measure together: a launcher started them, and this process is rank 0."""
 
-    @property
-    def processes(self) -> int:
-        """How many there are."""
-
-    @property
-    def launcher(self) -> str:
-        """What started them: torchrun, srun, …"""
-
     def open(self) -> Opened:
         """Return the backend of all ranks."""
 
@@ -68,9 +60,6 @@ class Session:
             collective = (groups for work, groups in self._plan.groups.items() if work.operation.is_collective)
             self._opened.backend.prepare(tuple(dict.fromkeys(members for groups in collective for members in groups)))
             self.run = empty_run(request, self._opened, self._plan, skipped)
-            if ranks is not None:
-                settings = replace(self.run.settings, processes=ranks.processes, launcher=ranks.launcher)
-                self.run.settings = settings
             self.writer = RunWriter(self.run, path, warn, replace=request.force)
             undo.pop_all()
 
@@ -133,7 +122,7 @@ def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skippe
         operations=tuple(dict.fromkeys(work.operation for work in plan.groups)),
         sizes=tuple(sorted({size for sizes in plan.sizes.values() for size in sizes})),
         trials=request.stopping_rule().screening,
-        environment=dict(opened.environment),
+        opened=opened,
     )
     return replace(begun_run(opened, settings), skipped=skipped)
 

@@ -18,12 +18,12 @@ from collbench.cli.terminal import NOTICES
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.overlaps.measure import OverlapRequest
 from collbench.overlaps.protocol import OPERATIONS
 from collbench.overlaps.results import Compute, ComputeKind, Priority, parse_compute
 
 if TYPE_CHECKING:
     from collbench.api.runs import MeasuredRun
+    from collbench.overlaps.measure import OverlapRequest
 
 PRIORITIES = {"normal": (Priority.NORMAL,), "high": (Priority.HIGH,), "both": (Priority.NORMAL, Priority.HIGH)}
 # From where links rather than launches take the time, to the largest buckets of a large model.
@@ -63,6 +63,8 @@ def request_of(values: Mapping[str, Any], command: Sequence[str], notices: Notic
 
     None leaves the choice to the backend's defaults. Raises UsageError.
     """
+    from collbench.overlaps.measure import OverlapRequest  # late: numpy
+
     name = resolved_backend(values["backend"], values["fabric"], notices)
     cores, priorities = capabilities(name).cores, PRIORITIES[values["priority"]]
     if cores and (values["ctas"] is not None or Priority.HIGH in priorities):

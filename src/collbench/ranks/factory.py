@@ -272,16 +272,6 @@ class World:
         """Let all ranks exit. Safe to call twice."""
         self._stack.close()
 
-    @property
-    def processes(self) -> int:
-        """The number of ranks."""
-        return self.launch.world_size
-
-    @property
-    def launcher(self) -> str:
-        """The launcher that started them."""
-        return self.launch.launcher
-
     def lost(self) -> Mapping[int, RankLost]:
         """Return the ranks that were lost since all were introduced, by position, and how."""
         return self._coordinator.lost if self._coordinator is not None else {}
@@ -335,6 +325,8 @@ class World:
             ports=backend.ports,
             close=self.close,
             flags=backend.flags,
+            processes=self.launch.world_size,
+            launcher=self.launch.launcher,
         )
 
     def _admit(

@@ -10,7 +10,6 @@ import jsonschema
 import pytest
 
 from collbench.jobs import job_file
-from collbench.jobs.replay import backends as backend
 from collbench.jobs.replay.measure import ReplayArm, ReplayOpened, ReplayRequest
 from collbench.jobs.replay.results import replays_of
 from collbench.measurement.backends import factory
@@ -72,7 +71,7 @@ def play(monkeypatch: pytest.MonkeyPatch, fakes: Sequence[Fake]) -> list[ReplayA
         return ReplayOpened(request.backend, tuple(fakes), request.chosen(gpus(2)), 0.05, machine=machine)
 
     monkeypatch.setattr(factory, "resolve", lambda _: ("cuda", None))
-    monkeypatch.setattr(backend, "open_replay", opened)
+    monkeypatch.setattr(ReplayRequest, "open", opened)
     return opened_arms
 
 

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from collbench.jobs.job import Call, Job
-from collbench.jobs.replay.backends import ReplayWorld, open_replay
-from collbench.jobs.replay.measure import ReplayArm, ReplayRequest
+from collbench.jobs.replay.measure import ReplayArm, ReplayRequest, ReplayWorld
 from collbench.jobs.replay.schedule import Post, ReplayLoad, Schedule, Unit, schedule_of
 from collbench.model.errors import BackendError, MachineError
 from tests.jobs.replay.made import data_parallel, job_of, jobs
@@ -184,13 +183,13 @@ def test_an_arm_whose_ranks_do_not_meet_ends_all() -> None:
         pytest.skip("one core is one device")
     arms = (ReplayArm(), ReplayArm(settings={"GLOO_SOCKET_IFNAME": "nosuch0"}))
     with pytest.raises(BackendError):
-        open_replay(replace(SIMULATED, backend="host", devices=f"{CORES[0]},{CORES[-1]}", arms=arms))
+        replace(SIMULATED, backend="host", devices=f"{CORES[0]},{CORES[-1]}", arms=arms).open()
 
 
 def test_simulated_devices_have_their_own_links() -> None:
     seconds = []
     for devices in ("0,1", "0,3", "3,0"):
-        opened = open_replay(replace(SIMULATED, fabric="dgx-1v", devices=devices))
+        opened = replace(SIMULATED, fabric="dgx-1v", devices=devices).open()
         (world,) = opened.worlds
         world.prepare(schedule_of(data_parallel(2, (2**26,))))
         seconds.append(world.run(ReplayLoad(1, pauses=False), 1.0)[0].step)
@@ -202,7 +201,7 @@ def test_simulated_devices_have_their_own_links() -> None:
 
 def test_a_simulated_step_has_its_pauses_and_its_calls() -> None:
     def times(seed: int, load: ReplayLoad) -> list[float]:
-        opened = open_replay(replace(SIMULATED, seed=seed))
+        opened = replace(SIMULATED, seed=seed).open()
         opened.worlds[0].prepare(schedule_of(data_parallel()))
         return [rank_times.step for rank_times in opened.worlds[0].run(load, 1.0)]
 

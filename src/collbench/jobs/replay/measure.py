@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -12,19 +13,27 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from collbench.ablations import ablation
 from collbench.api import SILENT, Notices, keywords
 from collbench.api.measuring import WorkerSession, resolved_backend
 from collbench.jobs.job import Job, checked
 from collbench.jobs.replay.results import NAME, Replay, ReplayTrial
 from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, operation_of, schedule_of
-from collbench.measurement.backends.protocol import OpenWorkers
+from collbench.machine import variables
+from collbench.measurement.backends.protocol import OpenWorkers, Step
+from collbench.measurement.backends.sim import SimBackend, opened
+from collbench.measurement.backends.torch_process import need_torch
+from collbench.measurement.backends.torch_world import TorchWorld, open_worlds
 from collbench.measurement.session import WorkersRequest
 from collbench.model.capabilities import Capabilities, capabilities
 from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError, WrongData, failure_of
 from collbench.model.operations import Work
 from collbench.model.run import CommandKind, Device, Run
+from collbench.model.skew import whole_blocks
 from collbench.model.units import amount
+from collbench.sim.fabrics import Fabric
 
 if TYPE_CHECKING:
     from collbench.api.runs import MeasuredRun
@@ -96,10 +105,15 @@ class ReplayRequest(WorkersRequest):
         return f"replaying {self.job}"
 
     def open(self) -> ReplayOpened:
-        """Start the workers. Raises UsageError, MachineError, BackendError."""
-        from collbench.jobs.replay.backends import open_replay  # late: numpy
-
-        return open_replay(self)
+        """Open a world for each arm, or a simulated one. Raises UsageError, MachineError, BackendError."""
+        row = capabilities(self.backend)
+        if row.simulated:
+            return opened(self.fabric, self.devices, self.seed, self.chosen, SimReplay, _SPANS_S[0])
+        if not row.cores:
+            variables.refuse(variables.Use.REPLAY)
+        starters = [partial(ReplayWorld, settings=arm.settings) for arm in self.arms]
+        worlds = open_worlds(self.backend, self.devices, starters, _SPANS_S, self.chosen)
+        return replace(worlds, traces=row.nvml)
 
     def chosen(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
         """Return a device for each rank: those that were named, else the first ones. Raises UsageError."""
@@ -249,6 +263,119 @@ def trial_of(
         queued=all(times.queued for times in step),
         kernels=kernels,
     )
+
+
+# What replays a step: a process of torch for each GPU or core and arm, or a simulated machine.
+
+# How long a load runs at least, in seconds, in whole steps.
+_SPANS_S = 0.05, 0.1
+# NCCL takes 1 s for a communicator, longer where it first looks for networks; each of a job's groups has its own.
+_PREPARE_S = 120.0
+# Data is made and compared by the same slow cores that send it.
+_VERIFY_S = 120.0
+# A load that takes so many times what it should, and this much more, hangs.
+_MULTIPLE, _LOAD_S = 20.0, 60.0
+_MIN_BYTES = 16  # of a simulated call, a rank
+
+
+class ReplayWorld(TorchWorld):
+    """All ranks of one arm; `settings` are its variables."""
+
+    def __init__(
+        self,
+        kind: str,
+        devices: Sequence[int],
+        visible: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the workers and return at once, as TorchWorld does."""
+        need_torch("replay computes with")
+        super().__init__("jobs.replay.worker", kind, devices, visible, settings)
+
+    def prepare(self, schedule: Schedule) -> None:
+        """Make groups and buffers. Raises MachineError if they do not fit, BackendError."""
+        self.ask(_PREPARE_S, "prepare", schedule)
+
+    def verify(self) -> int | None:
+        """Run a step, and return how many elements were wrong on all ranks. Raises BackendError."""
+        known = [wrong for wrong in self.ask(_VERIFY_S, "verify") if wrong is not None]
+        return sum(known) if known else None
+
+    def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
+        """Run a load on every rank. Raises BackendError for a worker that died or hangs."""
+        return tuple(self.ask(_LOAD_S + _MULTIPLE * expected_s, "run", load))
+
+
+class SimReplay:
+    """All ranks of a simulated step, with a simulated clock: a seed gives the same times everywhere."""
+
+    def __init__(self, fabric: Fabric, backend: SimBackend, seed: int) -> None:
+        self._fabric, self._backend = fabric, backend
+        self._rng = np.random.default_rng([seed, 2])
+        self._schedule: Schedule | None = None
+        self._seconds = 0.0
+
+    def prepare(self, schedule: Schedule) -> None:
+        """Store the step: any size fits."""
+        self._schedule = schedule
+
+    def verify(self) -> int | None:
+        """Return no wrong element: nothing was sent."""
+        return 0
+
+    def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
+        """Return a load's times: each call begins when all of its ranks have reached it."""
+        del expected_s
+        schedule = self._schedule
+        assert schedule is not None  # noqa: S101  # as the protocol has it
+        noise = float(np.exp(self._rng.normal(0, self._fabric.noise.trial))) if load.pauses else 0.0
+        # When each rank's host, or main stream, reaches each unit, and at last the end of the step.
+        reached = [
+            list(itertools.accumulate([*(unit.pause * noise for unit in units), rest * noise]))
+            for units, rest in zip(schedule.ranks, schedule.rests, strict=True)
+        ]
+        ends = [moments[-1] for moments in reached]
+        if not load.calls:
+            self._seconds += load.steps * max(ends)
+            return tuple(ReplayTimes(end) for end in ends)
+        took, last = self._timeline(schedule, reached)
+        # A late rank keeps the others waiting in the next step.
+        step = max(*ends, *last)
+        self._seconds += load.steps * step
+        return tuple(ReplayTimes(step, tuple(own)) for own in took)
+
+    def clock(self) -> float:
+        """Return the seconds that all loads so far would have taken."""
+        return self._seconds
+
+    def _timeline(self, schedule: Schedule, reached: list[list[float]]) -> tuple[list[list[float]], list[float]]:
+        """Return how long each unit of each rank took, its wait included, and when each rank's last call ended."""
+        took = [[0.0] * len(units) for units in schedule.ranks]
+        meetings: dict[int, list[tuple[int, int]]] = {}
+        for rank, units in enumerate(schedule.ranks):
+            for number, unit in enumerate(units):
+                meetings.setdefault(unit.meeting, []).append((rank, number))
+        free: dict[tuple[int, int], float] = {}  # when a rank's stream of a group is free
+        last = [0.0] * len(schedule.ranks)
+        for meeting in sorted(meetings):  # of each group in order
+            units_met = meetings[meeting]
+            group = schedule.ranks[units_met[0][0]][units_met[0][1]].group
+            starts = {rank: max(reached[rank][n], free.get((rank, group), 0.0)) for rank, n in units_met}
+            end = max(starts.values()) + self._call_seconds(schedule, meeting, sorted(starts))
+            for rank, number in units_met:
+                took[rank][number] += end - starts[rank]
+                free[rank, group] = end
+                last[rank] = max(last[rank], end)
+        return took, last
+
+    def _call_seconds(self, schedule: Schedule, meeting: int, members: Sequence[int]) -> float:
+        kind = schedule.kinds[schedule.meetings[meeting]]
+        ranks, operation = len(members), operation_of(kind.operation)
+        if ranks < 2:
+            return 0.0
+        size = max(_MIN_BYTES * ranks, whole_blocks(kind.size_bytes, ranks) if operation.shares else kind.size_bytes)
+        timing = self._backend.time(Step(Work(operation), (tuple(members),), size, 1, 1, dtype="uint8"))
+        return timing.seconds[0][0]
 
 
 # From options and a job to a request, and to a run.

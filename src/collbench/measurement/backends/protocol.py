@@ -203,7 +203,7 @@ class OpenDevices:
 
 @dataclass(frozen=True)
 class Opened(OpenDevices):
-    """An open backend.
+    """An open backend, of `processes` that a `launcher` started.
 
     `ports` reads the network cards' ports of several hosts, () if no host has any; None where they are not read, as on
     one host.
@@ -211,6 +211,8 @@ class Opened(OpenDevices):
 
     backend: Backend
     ports: Callable[[], tuple[NetworkPort, ...] | None] = lambda: None
+    processes: int = 1
+    launcher: str = ""
 
 
 Workers_co = TypeVar("Workers_co", covariant=True)
