@@ -39,7 +39,7 @@ def shared_uplinks(
 
 def _sides(paths: Mapping[frozenset[int], Path], label: str) -> dict[int, int]:
     """Return for each device the lowest device that better PCIe labels join it to; NVLinks are separate links."""
-    words = {pair: path.ancestor or path.label for pair, path in paths.items()}
+    words = {pair: path.in_tree for pair, path in paths.items()}
     joined = (pair for pair, word in words.items() if is_pcie(word) and rank_key(word) < rank_key(label))
     alone = ({device} for pair in paths for device in pair)
     return {device: min(side) for side in chained([*joined, *alone]) for device in side}

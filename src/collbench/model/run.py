@@ -134,6 +134,11 @@ class Path:
     cuda_peers: bool | None = None  # whether CUDA lets both reach each other's memory
 
     @property
+    def in_tree(self) -> str:
+        """The label of the path over PCIe, where it has NVLinks, too."""
+        return self.ancestor or self.label
+
+    @property
     def peers_denied(self) -> bool:
         """True if NVML says that the devices do not read or write each other's memory."""
         return self.peer_access is not None and self.peer_access.denied

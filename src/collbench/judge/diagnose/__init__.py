@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 from collbench.judge import references
 from collbench.judge.diagnose import links
-from collbench.judge.diagnose.blame import unhealthy_devices
 from collbench.judge.diagnose.collectives import collectives
 from collbench.judge.diagnose.coverage import Coverage, NotDone, coverage, missing
 from collbench.judge.diagnose.devices import degraded_slots, interference, other_processes, unsteady
-from collbench.judge.diagnose.limits import excluded_links, failures, limits
+from collbench.judge.diagnose.limits import failures, limits
 from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.judge.diagnose.reported import reported
 from collbench.judge.diagnose.verdict import Kind, Link, Severity, Verdict, explained
@@ -28,6 +28,21 @@ _STATUS = {
     Severity.FAILURE: ExitStatus.FAILED,
     Severity.INFO: ExitStatus.DONE,
 }
+# Each yields the verdicts of one rule. What the elements that these blame slow shows no inversion of labels.
+_RULES: tuple[Callable[[Facts], Iterable[Verdict]], ...] = (
+    failures,
+    reported,
+    other_processes,
+    interference,
+    degraded_slots,
+    limits,
+    links.staging,
+    links.asymmetries,
+    links.outliers,
+    links.below_elements,
+    collectives,
+    unsteady,
+)
 
 
 class Diagnosis:
@@ -43,25 +58,8 @@ class Diagnosis:
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdicts, strongest first."""
-        facts = self.facts
-        unhealthy = unhealthy_devices(facts)
-        by_limits = list(limits(facts, unhealthy))
-        excluded = excluded_links(facts, by_limits)
-        found = [
-            *failures(facts),
-            *reported(facts),
-            *other_processes(facts, unhealthy),
-            *interference(facts),
-            *degraded_slots(facts),
-            *by_limits,
-            *links.staging(facts, excluded),
-            *links.asymmetries(facts, excluded, unhealthy),
-            *links.outliers(facts, excluded, unhealthy),
-            *links.below_elements(facts, unhealthy),
-            *collectives(facts, excluded, unhealthy),
-            *unsteady(facts, unhealthy),
-        ]
-        found += links.inversions(facts, excluded, frozenset[Link]().union(*(verdict.reach for verdict in found)))
+        found = [verdict for rule in _RULES for verdict in rule(self.facts)]
+        found += links.inversions(self.facts, frozenset[Link]().union(*(verdict.reach for verdict in found)))
         ranks = list(Severity)
         return tuple(sorted(explained(found), key=lambda verdict: ranks.index(verdict.severity)))
 

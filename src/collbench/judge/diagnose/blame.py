@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from collbench.judge.diagnose.elements import Element, blamed, ports_of
@@ -42,6 +43,7 @@ def throttled_by(run: Run, position: int, reasons: Sequence[str], when: str) -> 
 _COUNTERS = {"nvlink_errors": "NVLink errors", "nvlink_replays": "NVLink replays", "ecc_errors": "ECC errors"}
 
 
+@lru_cache(maxsize=2)  # most rules ask
 def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
     """Return what disturbed the devices, by the flags of samples and the health before and after the run."""
     run = facts.run

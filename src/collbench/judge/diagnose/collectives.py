@@ -9,14 +9,14 @@ from itertools import combinations, permutations
 
 from collbench.judge.diagnose.blame import (
     Blame,
-    UnhealthyDevices,
     blames,
     first_link,
     nccl_or_link,
     together,
+    unhealthy_devices,
     verdict_on,
 )
-from collbench.judge.diagnose.limits import ExcludedLinks
+from collbench.judge.diagnose.limits import excluded_links, limits
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, indices, names
 from collbench.machine.theory import DEGRADED
@@ -56,10 +56,11 @@ SLOWING = (
 _OFF = ("", "0")
 
 
-def collectives(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
+def collectives(facts: Facts) -> Iterator[Verdict]:
     """Yield the sets on which NCCL is far slower than its links, and those on which NVLinks bring nothing over PCIe."""
     if facts.on_cores:
         return  # gloo uses sockets or shared memory, not the paths between cores
+    excluded = excluded_links(facts, limits(facts))
     works = (work for work in facts.readings.works(collective=True) if work.operation.collective.ring_bound)
     large = [reading for work in works for reading in facts.readings.of(work, COLLECTIVE_BYTES).values()]
     heard = [reading for reading in large if len(reading.members) > 2 or excluded.comparable(reading)]
@@ -69,8 +70,8 @@ def collectives(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevic
     for over_nvlink in (True, False):
         ours = [case for case in slow if case.over_nvlink is over_nvlink]
         unused = [case for case in ours if case.no_faster_than_pcie]
-        yield from _verdicts(facts, Kind.NV_NOT_USED, unused, judged, unhealthy)
-        yield from _verdicts(facts, Kind.COLLECTIVE_CONTRADICTION, ours, judged, unhealthy)
+        yield from _verdicts(facts, Kind.NV_NOT_USED, unused, judged)
+        yield from _verdicts(facts, Kind.COLLECTIVE_CONTRADICTION, ours, judged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +152,7 @@ def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> fl
     return min(carried)
 
 
-def _verdicts(
-    facts: Facts, kind: Kind, cases: list[_Case], judged: frozenset[Link], unhealthy: UnhealthyDevices
-) -> Iterator[Verdict]:
+def _verdicts(facts: Facts, kind: Kind, cases: list[_Case], judged: frozenset[Link]) -> Iterator[Verdict]:
     """Yield a verdict for each group of pairs, and for each larger set that is slow."""
     pairs: dict[Link, list[_Case]] = defaultdict(list)
     for case in cases:
@@ -165,19 +164,19 @@ def _verdicts(
         groups = [together(facts, frozenset(pairs), everything=pairs.keys() == judged)]
     for blame in groups:
         ours = [case for link in sorted(blame.links) if link[0] < link[1] for case in pairs[link]]
-        yield _verdict(facts, kind, blame, ours, unhealthy)
+        yield _verdict(facts, kind, blame, ours)
     for case in cases:
         if len(case.reading.members) > 2:
             members = case.reading.members
             blame = Blame(_links(case.reading), members, f"all of {tags(members, facts.run.devices)}")
-            yield _verdict(facts, kind, blame, [case], unhealthy)
+            yield _verdict(facts, kind, blame, [case])
 
 
-def _verdict(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], unhealthy: UnhealthyDevices) -> Verdict:
+def _verdict(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case]) -> Verdict:
     unused = kind is Kind.NV_NOT_USED
     worst = min(cases, key=lambda case: case.reading.middle - case.allowed)
     works = names(case.reading.work for case in cases)
-    cause = _cause(facts, blame, unhealthy, unused=unused)
+    cause = _cause(facts, blame, unused=unused)
     ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
     shares = [case.reading.gbs / case.allowed for case in cases if case.reading.work == worst.reading.work]
     share = span(shares, "{:.0%}".format)
@@ -188,10 +187,10 @@ def _verdict(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], unhealt
     return verdict_on(facts, kind, blame, text, cause, ours, None if unused else worst.allowed)
 
 
-def _cause(facts: Facts, blame: Blame, unhealthy: UnhealthyDevices, *, unused: bool) -> Cause:
+def _cause(facts: Facts, blame: Blame, *, unused: bool) -> Cause:
     """Return the likely cause."""
     first = min(blame.links)
     variable = by_setting(facts, first, paths_only=unused) or by_setting(facts, first, paths_only=False)
     if variable is not None:
         return variable
-    return unhealthy.cause(blame.members) or nccl_path(facts, blame.links)
+    return unhealthy_devices(facts).cause(blame.members) or nccl_path(facts, blame.links)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, of_devices, verdict_on
+from collbench.judge.diagnose.blame import Blame, of_devices, unhealthy_devices, verdict_on
 from collbench.judge.diagnose.collectives import by_setting
 from collbench.judge.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, names, on, slots
@@ -27,11 +27,12 @@ from collbench.model.units import TELLING_BYTES
 _BY_ENGINE = (Operation.H2D_CE, Operation.D2H_CE)  # between a device and host memory
 
 
-def other_processes(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
+def other_processes(facts: Facts) -> Iterator[Verdict]:
     """Yield the GPUs that other people's processes used during the run: what was measured on them includes those."""
-    gpus = tuple(sorted(unhealthy.shared))
+    shared = unhealthy_devices(facts).shared
+    gpus = tuple(sorted(shared))
     if gpus:
-        seen = ", ".join(f"on {facts.run.devices[gpu].tag} {unhealthy.shared[gpu]}" for gpu in gpus)
+        seen = ", ".join(f"on {facts.run.devices[gpu].tag} {shared[gpu]}" for gpu in gpus)
         cause = Cause(
             "other_jobs",
             "another job computes, copies or holds memory there; measure again when it has ended",
@@ -203,7 +204,7 @@ class _Slow(NamedTuple):
     end: int
 
 
-def unsteady(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
+def unsteady(facts: Facts) -> Iterator[Verdict]:
     """Yield the devices whose data points are slower in some passes than in others, while those of others are not.
 
     Of CPU cores none: other programs disturb them all the time.
@@ -220,7 +221,7 @@ def unsteady(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
             f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{gpus}; "
             f"nvidia-smi{gpus} --query-compute-apps=pid,name,used_memory --format=csv"
         )
-        cause = replace(unhealthy.cause(slow.devices) or Cause("changed", _CHANGED), fix=fix)
+        cause = replace(unhealthy_devices(facts).cause(slow.devices) or Cause("changed", _CHANGED), fix=fix)
         text = f"{1 - math.exp(-slow.by):.0%} slower in {part} of {passes} than in the others"
         yield verdict_on(facts, Kind.UNSTEADY, of_devices(facts, slow.devices), text, cause)
         left = ~touches[[*slow.devices]].any(axis=0)  # data points that touch none of these devices

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from itertools import combinations, permutations
 from statistics import fmean, median
 from typing import NamedTuple
@@ -144,15 +145,9 @@ def likeness(facts: Facts, members: Sequence[int]) -> tuple[object, ...]:
     return (*ends, facts.limit(members) if len(members) == 2 else None)
 
 
+@lru_cache(maxsize=8)  # most rules ask
 def blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Element, ...]:
     """Return the elements that explain what is slow, by NVLinks or by PCIe; the sure, then the slowest first."""
-    asked = over_nvlink, collective
-    if asked not in facts.blamed:  # most rules ask
-        facts.blamed[asked] = _blamed(facts, over_nvlink=over_nvlink, collective=collective)
-    return facts.blamed[asked]
-
-
-def _blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Element, ...]:
     seen = list(_seen(facts, over_nvlink=over_nvlink, collective=collective))
     candidates = _distinct(_candidates(facts, over_nvlink=over_nvlink), seen)
     if not candidates:
@@ -340,7 +335,8 @@ def _typical(
     for reading in group:
         through_host = reading.work.variant is Variant.STAGED
         like = likeness(facts, reading.members)
-        label = _in_tree(facts, reading.members) if through_host else reading.label
+        path = facts.paths.get(frozenset(reading.members)) if through_host else None
+        label = path.in_tree if path else reading.label
         alike[like[:-1] if through_host else like, label].append(reading)
     for readings in alike.values():
         typical = median(reading.middle for reading in facts.readings.tied(readings))
@@ -377,15 +373,9 @@ def ports_of(gpus: Iterable[int], links: Collection[Link]) -> Iterator[Element]:
         yield Element(Part.ONE_DIRECTION, (gpu,), received, into=alone)
 
 
-def _in_tree(facts: Facts, pair: Collection[int]) -> str:
-    """Return the label of a pair's path over PCIe, where it has NVLinks, too."""
-    path = facts.paths.get(frozenset(pair))
-    return (path.ancestor or path.label) if path else "?"
-
-
 def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
     """Yield the parts of the PCIe tree that labels tell of."""
-    tree = {pair: _in_tree(facts, pair) for pair in facts.paths}
+    tree = {pair: path.in_tree for pair, path in facts.paths.items()}
 
     def groups(labels: Collection[str], alone: Iterable[int] = ()) -> list[frozenset[int]]:
         joined = (tuple(pair) for pair, label in tree.items() if label in labels)

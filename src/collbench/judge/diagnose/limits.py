@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import permutations
 from statistics import median
 from typing import Any
 
-from collbench.judge.diagnose.blame import THROTTLED, Blame, UnhealthyDevices, blames, of_devices, verdict_on
+from collbench.judge.diagnose.blame import THROTTLED, Blame, blames, of_devices, unhealthy_devices, verdict_on
 from collbench.judge.diagnose.elements import Part
 from collbench.judge.diagnose.readings import CE, CPU, OUTLYING, SM, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, names, on
@@ -115,13 +116,13 @@ _HEALTHY_SHARE = 0.9
 VIRTUAL = ("pass-through", "vGPU")  # NVML's words for a GPU inside a virtual machine
 
 
-def limits(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
-    """Yield what copies show against their path's theory. Needs copies of 16 MiB or more."""
+@lru_cache(maxsize=2)  # rules that compare links ask, too
+def limits(facts: Facts) -> tuple[Verdict, ...]:
+    """Return what copies show against their path's theory. Needs copies of 16 MiB or more."""
     # The fastest copy of each link that was measured at a size that shows bandwidth.
     pairs = permutations(range(len(facts.run.devices)), 2)
     links = {link: reading for link in pairs if (reading := facts.readings.best(link))}
-    yield from _too_fast(facts, links)
-    yield from _too_slow(facts, links, unhealthy)
+    return *_too_fast(facts, links), *_too_slow(facts, links)
 
 
 def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
@@ -215,7 +216,7 @@ def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Ver
     return verdict_on(facts, Kind.IMPOSSIBLE, blame, text, cause, theory_gbs=worst.capacity.gbs, measured=measured)
 
 
-def _too_slow(facts: Facts, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
+def _too_slow(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
     unused: set[Link] = set()
     degraded: set[Link] = set()
     for link, reading in links.items():
@@ -230,15 +231,15 @@ def _too_slow(facts: Facts, links: Mapping[Link, Reading], unhealthy: UnhealthyD
     near = _tied(facts, unused, links.keys() - unused, links)
     unused, degraded = unused - near, degraded | near
     # Throttling slows NVLinks below a slot's rate, too, if only links of throttled GPUs are so slow.
-    held_back = {gpu for gpu, cause in unhealthy.causes.items() if cause.name == THROTTLED}
+    held_back = {gpu for gpu, cause in unhealthy_devices(facts).causes.items() if cause.name == THROTTLED}
     throttled = {link for link in unused if held_back & {*link}}
     if unused == throttled and any(facts.over_nvlink(link) for link in links.keys() - unused - degraded):
         unused, degraded = set(), degraded | throttled
     degraded -= _tied(facts, degraded, links.keys() - degraded - unused, links)
     for blame in _blames_by_label(facts, unused, links):
-        yield _unused(facts, blame, links, unhealthy)
+        yield _unused(facts, blame, links)
     for blame in _blames_by_label(facts, degraded, links, rates=True):
-        yield _degraded(facts, blame, links, unhealthy)
+        yield _degraded(facts, blame, links)
 
 
 def _tied(facts: Facts, slow: Collection[Link], others: Collection[Link], links: Mapping[Link, Reading]) -> set[Link]:
@@ -252,7 +253,7 @@ def _tied(facts: Facts, slow: Collection[Link], others: Collection[Link], links:
     }
 
 
-def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Verdict:
+def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Verdict:
     links_state = f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}"
     fix = f"nvidia-smi topo -p2p r; {links_state}; systemctl status nvidia-fabricmanager"
     down = "the NVLinks are down or not set up (on NVSwitch machines: the fabric manager is not running)"
@@ -261,16 +262,16 @@ def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy
         cause = Cause("peers_refused", refused, fix, seen=True)
     else:
         common = set[int].intersection(*({*link} for link in blame.links))
-        cause = unhealthy.cause(common) or Cause("nvlinks_down", down, fix)
+        cause = unhealthy_devices(facts).cause(common) or Cause("nvlinks_down", down, fix)
     text = f"copies are no faster than PCIe allows, though the label is {facts.label(min(blame.links))}"
     return verdict_on(facts, Kind.NV_NOT_USED, blame, text, cause, [links[link] for link in blame.links])
 
 
-def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Verdict:
+def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Verdict:
     count = nvlink_count(facts.label(min(blame.links)))
     worth = _worth(facts, blame, links, count)
     text = f"reaches the rate of {f'{worth:.0f}' if worth >= 1 else f'{worth:.1f}'} of {amount(count, 'link')}"
-    cause = unhealthy.cause(blame.members) or _lanes(facts, blame)
+    cause = unhealthy_devices(facts).cause(blame.members) or _lanes(facts, blame)
     return verdict_on(facts, Kind.NV_DEGRADED, blame, text, cause, [links[link] for link in blame.links])
 
 

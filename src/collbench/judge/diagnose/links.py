@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from collbench.judge.diagnose.blame import (
     Blame,
-    UnhealthyDevices,
     blames,
     first_link,
     nccl_or_link,
@@ -31,7 +30,7 @@ from collbench.judge.diagnose.elements import (
     likeness,
     with_host_memory,
 )
-from collbench.judge.diagnose.limits import ExcludedLinks, excluded_links
+from collbench.judge.diagnose.limits import excluded_links, limits
 from collbench.judge.diagnose.readings import CE, COPY_BYTES, OUTLYING, STAGED, Facts, Reading
 from collbench.judge.diagnose.verdict import (
     SLOW_LINK,
@@ -92,10 +91,11 @@ _PCIE_DIRECTION = Cause(
 )
 
 
-def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
+def asymmetries(facts: Facts) -> Iterator[Verdict]:
     """Yield the links at least 10% slower than the opposite ones, by one kind of copy or by all together."""
     gaps: dict[Link, list[Gap]] = defaultdict(list)
-    peers, everywhere = _all_peers(facts, excluded, collective=False)
+    excluded = excluded_links(facts, limits(facts))
+    peers, everywhere = _all_peers(facts, collective=False)
     for each in peers:
         for there in each.readings:
             a, b = there.members
@@ -113,14 +113,14 @@ def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevic
             likely = _NVLINK_LANES if facts.over_nvlink(min(blame.links)) else _PCIE_DIRECTION
         opposite = f"{figure(normal)} GB/s of the opposite direction"
         text = f"{_below(facts, worst, normal)} slower than the {opposite} ({works})"
-        yield _slow(facts, Kind.ASYMMETRY, blame, worst, text, likely, unhealthy)
+        yield _slow(facts, Kind.ASYMMETRY, blame, worst, text, likely)
 
 
-def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
+def outliers(facts: Facts) -> Iterator[Verdict]:
     """Yield the links slower than others of their label, by copies and by collectives: NCCL has causes of its own."""
     for collective in (False, True):
         gaps: dict[Link, list[Gap]] = defaultdict(list)
-        peers, everywhere = _all_peers(facts, excluded, collective=collective)
+        peers, everywhere = _all_peers(facts, collective=collective)
         for each in peers:
             for gap in each.gaps(everywhere):
                 for link in directed_links(gap.reading.work, gap.reading.members):
@@ -133,10 +133,10 @@ def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices)
             best = f"{figure(normal)} GB/s of the best {worst[0].reading.label} links"
             text = f"{_below(facts, worst, normal)} below the {best} ({works})"
             likely = _outlier_cause(facts, blame, worst[0].reading)
-            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, worst, text, likely, unhealthy)
+            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, worst, text, likely)
 
 
-def below_elements(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
+def below_elements(facts: Facts) -> Iterator[Verdict]:
     """Yield the elements shared by links below which copies with host memory are slower than others' by a third.
 
     Labels imply no rate of a link between switches: if all links across are slow, only these copies show it.
@@ -159,12 +159,12 @@ def below_elements(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdic
         gaps = [gap for gap in ours if gap.reading.work.operation is worst.reading.work.operation]
         normal = median(gap.normal for gap in gaps)
         text = f"{_below(facts, gaps, normal)} below the {figure(normal)} GB/s of the best PCIe links ({works})"
-        yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, gaps, text, likely, unhealthy)
+        yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, gaps, text, likely)
 
 
-def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Verdict]:
+def staging(facts: Facts) -> Iterator[Verdict]:
     """Yield the links that are faster through host memory than by peer access."""
-    direct = facts.readings.of(CE[0], COPY_BYTES)
+    excluded, direct = excluded_links(facts, limits(facts)), facts.readings.of(CE[0], COPY_BYTES)
     through = facts.readings.of(STAGED, COPY_BYTES)
     both = {link: (direct[link], through[link]) for link in direct.keys() & through.keys() if facts.has_peers(link)}
     alike = {(link[0], link[1]): pair for link, pair in both.items() if pair[0].size_bytes == pair[1].size_bytes}
@@ -260,8 +260,9 @@ def _below(facts: Facts, gaps: Sequence[Gap], normal: float) -> str:
     return of_middle if of_middle == of_worst else f"up to {of_worst}"
 
 
-def _readings_by_label(facts: Facts, work: Work, excluded: ExcludedLinks) -> dict[str, list[Reading]]:
-    """Return a work's readings on pairs, by label."""
+def _readings_by_label(facts: Facts, work: Work) -> dict[str, list[Reading]]:
+    """Return a work's readings on pairs that may be compared, by label."""
+    excluded = excluded_links(facts, limits(facts))
     groups: dict[str, list[Reading]] = defaultdict(list)
     for members, reading in facts.readings.of(work).items():
         if len(members) == 2 and excluded.comparable(reading):
@@ -301,10 +302,10 @@ class _Peers:
             yield Gap(reading, self.typical - reading.middle, noise, chance)
 
 
-def _all_peers(facts: Facts, excluded: ExcludedLinks, *, collective: bool) -> tuple[list[_Peers], list[float]]:
+def _all_peers(facts: Facts, *, collective: bool) -> tuple[list[_Peers], list[float]]:
     """Return the peers of all copies or all collectives, and the deviations of all of them, ascending."""
     works = facts.readings.works(collective=collective)
-    groups = (group for work in works for group in _readings_by_label(facts, work, excluded).values())
+    groups = (group for work in works for group in _readings_by_label(facts, work).values())
     peers = [each for group in groups for each in _peers(facts, group)]
     return peers, sorted(deviation for each in peers for deviation in each.deviations)
 
@@ -347,17 +348,9 @@ def _chance(reading: Reading, below: float, deviations: Sequence[float]) -> floa
     return ways / math.comb(own + peers, own)
 
 
-def _slow(
-    facts: Facts,
-    kind: Kind,
-    blame: Blame,
-    worst: Sequence[Gap],
-    text: str,
-    likely: Cause,
-    unhealthy: UnhealthyDevices,
-) -> Verdict:
+def _slow(facts: Facts, kind: Kind, blame: Blame, worst: Sequence[Gap], text: str, likely: Cause) -> Verdict:
     """Return the verdict on slow links; a cause that was seen on their devices replaces the likely one."""
-    seen = unhealthy.cause(blame.members)
+    seen = unhealthy_devices(facts).cause(blame.members)
     if seen and blame.gpu is not None:  # whatever their labels
         blame = replace(blame, reach=blame.reach | facts.links_of(blame.gpu))
     cause = seen or replace(blame.cause or likely, fix=link_state(facts, min(blame.links)))
@@ -407,7 +400,7 @@ class _Beaten(NamedTuple):
     readings: Sequence[Reading]
 
 
-def inversions(facts: Facts, excluded: ExcludedLinks, explained: frozenset[Link]) -> Iterator[Verdict]:
+def inversions(facts: Facts, explained: frozenset[Link]) -> Iterator[Verdict]:
     """Yield groups of links, each of GPUs that one label joins, whose median is below that of a worse label.
 
     Links that an element slows which is to blame already are left out.
@@ -417,7 +410,7 @@ def inversions(facts: Facts, excluded: ExcludedLinks, explained: frozenset[Link]
     for work in (*facts.readings.works(collective=False), *facts.readings.works(collective=True)):
         groups = {
             label: [r for r in readings if explained.isdisjoint(directed_links(work, r.members))]
-            for label, readings in _readings_by_label(facts, work, excluded).items()
+            for label, readings in _readings_by_label(facts, work).items()
         }
         ordered = sorted((label for label in groups if label not in _NO_ORDER), key=rank_key)
         for better, worse in combinations(ordered, 2):

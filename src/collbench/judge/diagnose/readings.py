@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from statistics import NormalDist, median
-from typing import Any
 
 from collbench.judge.diagnose.verdict import Interval, Link
 from collbench.judge.physics import Hardware
@@ -148,7 +147,6 @@ class Facts:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.paths: dict[frozenset[int], Path] = {frozenset(path.devices): path for path in run.paths}
-        self.blamed: dict[object, tuple[Any, ...]] = {}  # what `elements.blamed` found
 
     @cached_property
     def readings(self) -> Readings:
