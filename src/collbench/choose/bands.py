@@ -302,12 +302,11 @@ def over_pcie_bound(wired: Wiring, sets: Sets) -> Values:
     The two directions of a pair may share a host bridge, its memory or a link, where a ring's hop goes one way: it may
     be twice as fast, though not faster than each end is with any other device over PCIe.
     """
-    at_most = wired.filled or wired
-    rates = np.maximum(at_most.unshared, at_most.rates)
-    over = np.where(at_most.links > 0, 0.0, np.minimum(rates, rates.T))
+    rates = np.maximum(wired.unshared, wired.rates)
+    over = np.where(wired.links > 0, 0.0, np.minimum(rates, rates.T))
     ends = np.minimum.outer(over.max(axis=1), over.max(axis=1))
-    hops = np.where(at_most.links > 0, rates, np.maximum(rates, np.minimum(2 * rates, ends)))
-    limits, _ = uplink_limits(sets, at_most.uplinks, at_most.links)
+    hops = np.where(wired.links > 0, rates, np.maximum(rates, np.minimum(2 * rates, ends)))
+    limits, _ = uplink_limits(sets, wired.uplinks, wired.links)
     return np.minimum(_best_rings(hops, sets), limits)
 
 

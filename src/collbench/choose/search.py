@@ -137,23 +137,23 @@ class Candidates:
         return replace(self, **{name: getattr(self, name)[which] for name in names})
 
 
+_AT_MOST = ("hi", "quick", "tree", "bound")
+
+
 def search(wired: Wiring, k: int, delta: float) -> Candidates:
     """Return the sets of k devices with their bands; `delta` is the ratio up to which two are equal."""
-    if len(wired) <= MAX_MEMBERS:
-        sets = all_sets(len(wired), k)
-        candidates = _judge_all(wired, sets, delta)
-        if wired.labelled is not None:
-            other = _judge_all(wired.labelled, sets, delta)
-            lo, hi = np.minimum(candidates.lo, other.lo), np.maximum(candidates.hi, other.hi)
-            quick, tree = np.maximum(candidates.quick, other.quick), np.maximum(candidates.tree, other.tree)
-            bound = np.maximum(candidates.bound, other.bound)
-            return replace(candidates, lo=lo, hi=hi, quick=quick, tree=tree, bound=bound)
-        if wired.filled is None:
-            return candidates
-        filled = _judge_all(wired.filled, sets, delta)
-        lo = np.minimum(candidates.lo, filled.hi)
-        return replace(candidates, lo=lo, hi=filled.hi, hops=filled.hops, tree=filled.tree, bound=filled.bound)
-    return _judge_some(wired, sorted(grown(wired, k)))
+    if len(wired) > MAX_MEMBERS:
+        return _judge_some(wired, sorted(grown(wired, k)))
+    sets = all_sets(len(wired), k)
+    candidates = _judge_all(wired, sets, delta)
+    if wired.labelled is not None:
+        other = _judge_all(wired.labelled, sets, delta)
+        most = {name: np.maximum(getattr(candidates, name), getattr(other, name)) for name in _AT_MOST}
+        return replace(candidates, lo=np.minimum(candidates.lo, other.lo), **most)
+    if wired.filled is None:
+        return candidates
+    filled = _judge_all(wired.filled, sets, delta)
+    return replace(filled, lo=np.minimum(candidates.lo, filled.hi), quick=candidates.quick)
 
 
 def best(candidates: Candidates, delta: float) -> NDArray[np.intp]:

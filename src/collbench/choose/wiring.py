@@ -29,7 +29,7 @@ def pair_capacities(devices: Sequence[Device], paths: Mapping[Pair, Path], links
     for pair, path in paths.items():
         ends = devices[pair[0]], devices[pair[1]]
         if links[pair] > 0:
-            port = min(theory.most_nvlink_gbs(end.name) for end in ends)
+            port = min(theory.product(end.name).nvlink_gbs for end in ends)
             carried = (path.theory_gbs or port) if nvlinks(path) else port
         else:
             slots = (limit.gbs for end in ends if (limit := theory.slot(end)))
@@ -52,7 +52,7 @@ def port_capacities(
         there = capacity[position, links[position] > 0]
         if len(there):
             total = float(there.max() if plane[position] >= 0 else there.sum())
-            ports[position] = min(total, theory.most_nvlink_gbs(device.name)) if position in hidden else total
+            ports[position] = min(total, theory.product(device.name).nvlink_gbs) if position in hidden else total
     return ports
 
 
@@ -84,7 +84,7 @@ def guessed_rates(n: int, paths: Mapping[tuple[int, int], Path]) -> NDArray[np.f
 # cannot reach each other directly, every hop goes up to the host and down again, and all of them share the uplink. Then
 # two GPUs below one switch are slower than two of different switches, with half of the uplink's rate.
 
-_LABELS = ("PIX", "PXB")
+_BELOW_A_SWITCH = (("PIX",), ("PIX", "PXB"))  # level by level
 # If one hop fills an uplink, two get half of it each; if not, both keep their rate. The limit lies between.
 _SHARED = 0.75
 # A device whose best path across is below this share of the others' is slow itself, and so is a pair of its label's.
@@ -122,11 +122,7 @@ def uplinks(n: int, paths: Mapping[Pair, Path], rates: Values, links: Values, ca
     denied = np.zeros((n, n), dtype=bool)
     for pair, path in paths.items():
         denied[pair] = denied[pair[::-1]] = path.peers_denied and not links[pair]
-    groups = []
-    for depth in range(len(_LABELS)):
-        below = [pair for pair, path in paths.items() if (path.ancestor or path.label) in _LABELS[: depth + 1]]
-        groups.append(_level(joined(below, n), within, across, denied))
-    return tuple(groups)
+    return tuple(_level(_joined_by(labels, paths, n), within, across, denied) for labels in _BELOW_A_SWITCH)
 
 
 def _level(group: NDArray[np.intp], within: Values, across: Values, denied: NDArray[np.bool_]) -> Uplinks:
@@ -354,7 +350,7 @@ def _slow_for_label(paths: Mapping[Pair, Path], rates: Rates) -> NDArray[np.bool
 
 
 def _joined_by(labels: Sequence[str], paths: Mapping[Pair, Path], n: int) -> NDArray[np.intp]:
-    return joined([pair for pair, path in paths.items() if (path.ancestor or path.label) in labels], n)
+    return joined([pair for pair, path in paths.items() if path.in_tree in labels], n)
 
 
 def _filled(devices: Sequence[Device], paths: Mapping[Pair, Path], rates: Rates, missing: NDArray[np.bool_]) -> Rates:
@@ -371,7 +367,7 @@ def _filled(devices: Sequence[Device], paths: Mapping[Pair, Path], rates: Rates,
     filled = np.where(missing, known.max(initial=0.0), rates)
     for pair, path in paths.items():
         if missing[pair]:
-            port = min(theory.most_nvlink_gbs(devices[end].name) for end in pair)
+            port = min(theory.product(devices[end].name).nvlink_gbs for end in pair)
             limit = path.theory_gbs or (port if nvlinks(path) else theory.FASTEST_SLOT_GBS)
             filled[pair] = filled[pair[::-1]] = fastest.get((path.label, nvlinks(path)), limit)
     return filled
@@ -443,7 +439,7 @@ def _planes(devices: Sequence[Device], nvlink: Rates, links: Rates) -> NDArray[n
         block = np.ix_(inside, inside)
         counted, carried = links[block].sum(axis=1), nvlink[block].sum(axis=1)
         names = [devices[position].name for position in inside.tolist()]
-        ports = [theory.most_nvlink_gbs(name) for name in names]
-        if any(counted > [theory.most_nvlinks(name) for name in names]) or any(carried > ports):
+        ports = [theory.product(name).nvlink_gbs for name in names]
+        if any(counted > [theory.product(name).nvlinks for name in names]) or any(carried > ports):
             planes[inside] = number
     return planes

@@ -115,7 +115,7 @@ class Hardware:
         if point.operation is Operation.CHASE:
             return Capacity(_ACCESS_BYTES / _LIGHT_S / 1e9, Bottleneck.LIGHT, point.members)
         if point.variant is Variant.LOCAL:
-            memory = theory.memory_gbs(self._devices[point.members[0]].name)
+            memory = theory.product(self._devices[point.members[0]].name).memory_gbs
             # Each byte is read and written.
             return None if memory is None else Capacity(memory / 2, Bottleneck.MEMORY, point.members)
         limits = self._collective(point) if point.operation.is_collective else self._copies(point)
@@ -130,7 +130,7 @@ class Hardware:
         if self._on_cores or not self._known((a, b)):
             return None
         if frozenset((a, b)) in self._hidden:
-            return min(theory.most_nvlink_gbs(self._devices[position].name) for position in (a, b))
+            return min(theory.product(self._devices[position].name).nvlink_gbs for position in (a, b))
         if path is not None and (path.theory_gbs is not None or is_nvlink(path.label)):
             return path.theory_gbs
         return min((limit.gbs for position in (a, b) if (limit := theory.slot(self._devices[position]))), default=None)
@@ -160,7 +160,7 @@ class Hardware:
         counts = [self._paths[frozenset((position, other))] for other in others]
         links = sum(map(nvlinks, counts))
         hidden = any(frozenset((position, other)) in self._hidden for other in others)
-        return hidden or links > theory.most_nvlinks(self._devices[position].name)
+        return hidden or links > theory.product(self._devices[position].name).nvlinks
 
     def _gbs(self, a: int, b: int) -> float:
         limit = self.link(a, b)

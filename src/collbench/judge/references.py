@@ -189,8 +189,8 @@ class Reference:
         if kinds <= {0}:
             most = slot.gbs if slot else None
         else:
-            share = max(kinds) / theory.most_nvlinks(figure.machine) if len(kinds) == 1 else 1.0
-            most = share * theory.most_nvlink_gbs(figure.machine) + (theory.FASTEST_SLOT_GBS if 0 in kinds else 0.0)
+            share = max(kinds) / theory.product(figure.machine).nvlinks if len(kinds) == 1 else 1.0
+            most = share * theory.product(figure.machine).nvlink_gbs + (theory.FASTEST_SLOT_GBS if 0 in kinds else 0.0)
         if most is None:
             return None
         # The GPUs with 18 NVLinks are those whose switches reduce.

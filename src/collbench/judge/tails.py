@@ -17,8 +17,6 @@ Times = NDArray[np.float64]
 PERCENTILES = (50, 95, 99)
 _OUTSIDE = 0.025  # of a 95% interval, on either side
 _NANO = 1e-9
-# The last rank is counted again among launches above this percentile, which make a job's slowest steps.
-_SLOWEST = 95
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,6 @@ class Lateness:
 
     median: float
     interval: tuple[float, float] | None
-    p99: float | None
     resolved: float
 
     @property
@@ -61,8 +58,7 @@ class Lateness:
 class RankTails:
     """One rank, by its device's position. `own` is the time from its arrival to its leaving, by its own clock.
 
-    The rest needs a common clock, None without one: `last` is the share of the launches to which it came last, and
-    `last_of_slowest` that of the launches in which ranks waited longest (the slowest 5%).
+    The rest needs a common clock, None without one: `last` is the share of the launches to which it came last.
     """
 
     member: int
@@ -70,7 +66,6 @@ class RankTails:
     arrives: Lateness | None
     leaves: Lateness | None
     last: float | None
-    last_of_slowest: float | None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -86,8 +81,6 @@ class Tails:
     waited: Spread
     transfer: Spread | None
     ranks: tuple[RankTails, ...]
-    waited_seconds: tuple[float, ...]
-    transfer_seconds: tuple[float, ...]
 
     def __repr__(self) -> str:
         """Return one line, for people."""
@@ -121,15 +114,13 @@ def tails_of(latency: Latency) -> Tails:
         ends = (left - stamps[:, None]).max(axis=0)
         waited, transfer = ends - arrived.min(axis=0), ends - arrived.max(axis=0)
     else:
-        waited, transfer = own.max(axis=0), own[:0].ravel()
+        waited, transfer = own.max(axis=0), None
     return Tails(
         latency.point,
         latency.count,
         spread(waited),
-        spread(transfer) if latency.common_clock else None,
-        tuple(_rank(latency, index, arrived, left, own, waited) for index in range(len(latency.ranks))),
-        tuple(waited.tolist()),
-        tuple(transfer.tolist()),
+        None if transfer is None else spread(transfer),
+        tuple(_rank(latency, index, arrived, left, own) for index in range(len(latency.ranks))),
     )
 
 
@@ -174,19 +165,16 @@ def fewest_launches(percent: int) -> int:
     return math.ceil(math.log(_OUTSIDE) / math.log(max(share, 1 - share)))
 
 
-def _rank(latency: Latency, index: int, arrived: Times, left: Times, own: Times, waited: Times) -> RankTails:
+def _rank(latency: Latency, index: int, arrived: Times, left: Times, own: Times) -> RankTails:
     member = latency.point.members[index]
     if not latency.common_clock:
-        return RankTails(member, spread(own[index]), None, None, None, None)
-    came_last = arrived[index] == arrived.max(axis=0)
-    slowest = waited > np.percentile(waited, _SLOWEST)
+        return RankTails(member, spread(own[index]), None, None, None)
     return RankTails(
         member,
         spread(own[index]),
         _lateness(latency, index, arrived),
         _lateness(latency, index, left),
-        float(came_last.mean()),
-        float(came_last[slowest].mean()) if slowest.any() else None,
+        float((arrived[index] == arrived.max(axis=0)).mean()),
     )
 
 
@@ -213,4 +201,4 @@ def after_others(times: Times) -> Times:
 def lateness(late: Times, resolved: float) -> Lateness:
     """Return the lateness from a rank's seconds after the others, shape (n,); clocks resolve `resolved` seconds."""
     by = spread(late)
-    return Lateness(float(np.median(late)), by.interval, by.at(99), resolved)
+    return Lateness(float(np.median(late)), by.interval, resolved)

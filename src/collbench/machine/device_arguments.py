@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
@@ -37,37 +37,20 @@ def variables(devices: Sequence[Device]) -> dict[str, str]:
     return names if all(device.uuid for device in devices) else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **names}
 
 
-def _shell(devices: Sequence[Device]) -> str:
-    """Return a command for eval in sh, bash or zsh."""
-    return "export " + " ".join(_assignments(variables(devices)))
-
-
-def _docker(devices: Sequence[Device]) -> str:
-    """Return docker run's option.
-
-    docker reads its value as CSV, so a list needs double quotes that a shell must leave there, hence the single ones
-    [docs.nvidia.com, container toolkit, Specialized Configurations with Docker].
-    """
-    names = ",".join(_names(devices))
-    return f"--gpus '\"device={names}\"'"
-
-
-def _apptainer(devices: Sequence[Device]) -> str:
-    """Return apptainer's options. One --env a variable: only so may its value hold commas [apptainer 1.1, PR 413]."""
-    return " ".join(["--nv", *(f"--env {pair}" for pair in _assignments(variables(devices)))])
-
-
-def _srun(devices: Sequence[Device]) -> str:
-    """Return srun's options for one task a GPU.
-
-    CUDA_VISIBLE_DEVICES would not do: srun sets it anew in every step. Its map_gpu counts as nvidia-smi does inside the
-    job: among the job's GPUs where cgroups constrain devices, else among all of the node [srun(1), --gpu-bind].
-    """
-    return f"--nodes=1 --ntasks={len(devices)} --gpu-bind=map_gpu:{_indices(devices)}"
-
-
 # These act on a machine, so the devices must be that machine's.
-ACTING = {"env": _shell, "docker": _docker, "apptainer": _apptainer, "slurm": _srun}
+ACTING: dict[str, Callable[[Sequence[Device]], str]] = {
+    # A command for eval in sh, bash or zsh.
+    "env": lambda devices: "export " + " ".join(_assignments(variables(devices))),
+    # docker reads the option's value as CSV, so a list needs double quotes that a shell must leave there, hence the
+    # single ones [docs.nvidia.com, container toolkit, Specialized Configurations with Docker].
+    "docker": lambda devices: f"--gpus '\"device={','.join(_names(devices))}\"'",
+    # One --env a variable: only so may its value hold commas [apptainer 1.1, PR 413].
+    "apptainer": lambda devices: " ".join(["--nv", *(f"--env {pair}" for pair in _assignments(variables(devices)))]),
+    # One task a GPU. CUDA_VISIBLE_DEVICES would not do: srun sets it anew in every step. Its map_gpu counts as
+    # nvidia-smi does inside the job: among the job's GPUs where cgroups constrain devices, else among all of the node
+    # [srun(1), --gpu-bind].
+    "slurm": lambda devices: f"--nodes=1 --ntasks={len(devices)} --gpu-bind=map_gpu:{_indices(devices)}",
+}
 
 
 def _names(devices: Sequence[Device]) -> list[str]:

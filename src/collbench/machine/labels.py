@@ -31,14 +31,15 @@ _LEGEND = {
     "NET": "Connection between two hosts, through the network",
 }
 
-# The states of `nvidia-smi topo -p2p` and what they mean, from the same legend; DR appears in newer drivers.
+# The states of `nvidia-smi topo -p2p` and what they mean, from the same legend (DR appears in newer drivers), in the
+# order of nvmlGpuP2PStatus_t [nvml.h, r580].
 PEER_STATES = {
     PeerStatus.OK: "status OK",
     PeerStatus.CNS: "chipset not supported",
     PeerStatus.GNS: "GPU not supported",
     PeerStatus.TNS: "topology not supported",
-    PeerStatus.NS: "not supported",
     PeerStatus.DR: "disabled by registry key",
+    PeerStatus.NS: "not supported",
     PeerStatus.UNKNOWN: "unknown",
 }
 

@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 
 from collbench.machine import kernel, theory
 from collbench.machine.kernel import kernel_bus_id
-from collbench.machine.labels import UNKNOWN
+from collbench.machine.labels import PEER_STATES, UNKNOWN
 from collbench.machine.numa import format_cpus
 from collbench.model.errors import MachineError, NoDriver
 from collbench.model.run import Device, Health, Path, PeerReadWrite, PeerStatus
@@ -178,16 +178,6 @@ def _sum_counters(gpu: Query, links: Sequence[int], fields: tuple[int, ...], cou
 
 # nvmlGpuTopologyLevel_t → label [nvml.h, r580]. INTERNAL (both GPUs on one board) is a single bridge: PIX.
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-# nvmlGpuP2PStatus_t [nvml.h, r580] in its order
-_PEER_STATUSES = (
-    PeerStatus.OK,
-    PeerStatus.CNS,
-    PeerStatus.GNS,
-    PeerStatus.TNS,
-    PeerStatus.DR,
-    PeerStatus.NS,
-    PeerStatus.UNKNOWN,
-)
 # nvmlGpuP2PCapsIndex_t. Not taken from nvidia-ml-py, where a stray comma makes READ the tuple (0,).
 _PEER_READ, _PEER_WRITE = 0, 1
 
@@ -251,7 +241,7 @@ def peer_status(first: Query, second: Query, capability: int) -> PeerStatus | No
     code = first.integer("nvmlDeviceGetP2PStatus", second.handle, capability)
     if code is None:
         return None
-    return _PEER_STATUSES[code] if 0 <= code < len(_PEER_STATUSES) else PeerStatus.UNKNOWN
+    return [*PEER_STATES][code] if 0 <= code < len(PEER_STATES) else PeerStatus.UNKNOWN
 
 
 # One GPU's state at this moment: clocks, heat, power, throttling, errors, and other processes on it.

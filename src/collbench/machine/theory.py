@@ -48,27 +48,27 @@ FASTEST_SLOT_GBS = max(_PCIE_X16_GBS.values())  # for a slot that nothing report
 HIDDEN, DEGRADED = 1.05, 0.7
 
 
-class _Product(NamedTuple):
+class Product(NamedTuple):
     """The most of any board of a name. The defaults stand for a name that is not known: the most of any product."""
 
     nvlinks: int = 18  # Hopper, Blackwell
     nvlink_gbs: float = 900.0  # one way, of all its NVLinks [NVIDIA's product pages]: 18 × 50 GB/s of a B200
-    memory_gbs: float | None = None  # of its own memory, read and written together [NVIDIA's data sheets]
+    memory_gbs: float | None = None  # of its own memory, reads and writes together [NVIDIA's data sheets]
 
 
 _PRODUCTS = {
-    "TITAN RTX": _Product(memory_gbs=672.0),
-    "P100": _Product(4, 80.0, 732.0),
-    "V100": _Product(6, 150.0, 1134.0),  # V100S; V100 has 900
-    "A40": _Product(4, 56.25),  # as A6000, by one bridge
-    "A6000": _Product(4, 56.25),
-    "A100": _Product(12, 300.0, 2039.0),
-    "A800": _Product(8, 200.0, 2039.0),
-    "H800": _Product(8, 200.0, 3938.0),
-    "H100": _Product(18, 450.0, 3938.0),  # NVL, a board's share; SXM has 3350
-    "H200": _Product(18, 450.0, 4800.0),
-    "B200": _Product(18, 900.0, 8000.0),
-    "B300": _Product(18, 900.0, 8000.0),
+    "TITAN RTX": Product(memory_gbs=672.0),
+    "P100": Product(4, 80.0, 732.0),
+    "V100": Product(6, 150.0, 1134.0),  # V100S; V100 has 900
+    "A40": Product(4, 56.25),  # as A6000, by one bridge
+    "A6000": Product(4, 56.25),
+    "A100": Product(12, 300.0, 2039.0),
+    "A800": Product(8, 200.0, 2039.0),
+    "H800": Product(8, 200.0, 3938.0),
+    "H100": Product(18, 450.0, 3938.0),  # NVL, a board's share; SXM has 3350
+    "H200": Product(18, 450.0, 4800.0),
+    "B200": Product(18, 900.0, 8000.0),
+    "B300": Product(18, 900.0, 8000.0),
 }
 # GPUs whose host memory is behind NVLink-C2C: 900 GB/s both ways [NVIDIA's Grace Hopper and Grace Blackwell pages].
 _ON_GRACE, _C2C_GBS = ("GH200", "GB200", "GB300"), 450.0
@@ -121,23 +121,9 @@ def pcie(generation: int | None, width: int | None) -> Theory | None:
     return Theory(_PCIE_X16_GBS[generation] * width / 16, f"PCIe gen {generation} ×{width}")
 
 
-def _product(name: str) -> _Product:
-    return next((product for part, product in _PRODUCTS.items() if part in name), _Product())
-
-
-def most_nvlinks(name: str) -> int:
-    """Return how many NVLinks a GPU of this product name has at most."""
-    return _product(name).nvlinks
-
-
-def most_nvlink_gbs(name: str) -> float:
-    """Return the capacity in one direction of all NVLinks of a GPU of this product name, in GB/s."""
-    return _product(name).nvlink_gbs
-
-
-def memory_gbs(name: str) -> float | None:
-    """Return the GB/s of a GPU's own memory, reads and writes together; None for a product name not known here."""
-    return _product(name).memory_gbs
+def product(name: str) -> Product:
+    """Return the most of any board of a GPU's product name."""
+    return next((product for part, product in _PRODUCTS.items() if part in name), Product())
 
 
 def slot(device: Device) -> Theory | None:

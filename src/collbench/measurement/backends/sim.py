@@ -217,7 +217,7 @@ class SimBackend(Backend):
     def _local(self, step: Step, gpu: int) -> _Cost:
         """Return the cost of a copy within a GPU's memory, which reads and writes it: with an H200's efficiency."""
         name = self._fabric.gpus[gpu].name
-        gbs = (theory.memory_gbs(name) or _MEMORY_GBS) / 2 * _LOCAL_SHARE * self._network.scale[gpu]
+        gbs = (theory.product(name).memory_gbs or _MEMORY_GBS) / 2 * _LOCAL_SHARE * self._network.scale[gpu]
         delays = self._fabric.delays
         return _Cost((delays.kernel if step.work.operation in _KERNELS else delays.copy) * _MICRO, 1e-9 / gbs)
 
