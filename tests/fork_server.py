@@ -32,6 +32,8 @@ from typing import Any, NoReturn
 _MAX_FILES, _MAX_BYTES = 200, 2**18
 # Files are first put where none of their own numbers is.
 _ASIDE = 512
+_ENCODINGS = {"stdout": ("utf-8", "strict"), "stderr": ("utf-8", "backslashreplace")}
+_CORES = os.sched_getaffinity(0)
 
 
 def serve(listener: socket.socket, watched: int) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def _take_over(state: dict[str, Any], files: list[int]) -> None:
     for file, number in zip(aside, state["files"], strict=True):
         os.dup2(file, number)
         os.close(file)
-    for space in ("mnt", "uts", "net"):  # where tests make hosts of namespaces
+    for space in ("mnt", "uts", "net") if "process" in state else ():  # where tests make hosts of namespaces
         namespace = Path(f"/proc/{state['process']}/ns/{space}")
         if namespace.readlink() != Path(f"/proc/self/ns/{space}").readlink():
             entered = os.open(namespace, os.O_RDONLY)
@@ -103,26 +105,33 @@ def _take_over(state: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(state["variables"])
     os.chdir(state["folder"])
-    os.sched_setaffinity(0, state["cores"])
-    for number in state["ignored"]:
+    os.sched_setaffinity(0, state.get("cores", _CORES))
+    for number in state.get("ignored", ()):
         signal.signal(number, signal.SIG_IGN)
     sys.argv, sys.path[:] = state["arguments"], state["folders"]
-    os.umask(state["umask"])
-    for limit, soft_and_hard in state["limits"]:
+    if "umask" in state:
+        os.umask(state["umask"])
+    for limit, soft_and_hard in state.get("limits", ()):
         resource.setrlimit(limit, tuple(soft_and_hard))
+    unbuffered = state.get("unbuffered", False)
     for number, name in ((1, "stdout"), (2, "stderr")):
         if number in state["files"]:
-            encoding, errors = state["encodings"][name]
+            encoding, errors = state.get("encodings", _ENCODINGS)[name]
             stream = open(number, "w", encoding=encoding, errors=errors, closefd=False)  # noqa: SIM115
-            lines = state["unbuffered"] or name == "stderr" or os.isatty(number)
-            stream.reconfigure(line_buffering=lines, write_through=state["unbuffered"])
+            lines = unbuffered or name == "stderr" or os.isatty(number)
+            stream.reconfigure(line_buffering=lines, write_through=unbuffered)
             setattr(sys, name, stream)
 
 
 def run(state: dict[str, Any]) -> int:
     """Run a program as its own process would; return its exit status."""
     try:
-        if state["module"]:
+        if state.get("code"):
+            names = {"__name__": "__main__"}
+            exec(compile(state["code"], "<string>", "exec"), names)  # noqa: S102
+            names.clear()  # as an interpreter does at its end: tests count what is released then
+            gc.collect()
+        elif state["module"]:
             runpy.run_module(state["module"], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(state["script"], run_name="__main__")

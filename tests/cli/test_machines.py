@@ -17,7 +17,6 @@ QUICK = ("--sizes", "1K", "--output", "run.json")
 @pytest.mark.parametrize(
     ("case", "args", "settings", "named", "advice"),
     [
-        ("one GPU alone", ("pairs",), {"gpus": 1}, "would be 1 (GPU0)", "--backend host"),
         ("no GPU", ("pairs", "--backend", "cuda"), {"gpus": 0}, "would be 0 (none)", "CUDA_VISIBLE_DEVICES"),
         ("one GPU chosen", ("pairs", "--devices", "2"), {}, "would be 1 (GPU2)", "name more with --devices"),
         ("no NCCL at this path", ("allreduce", "--nccl", "/nowhere/nccl.so"), {}, "/nowhere/nccl.so", "check --nccl"),

@@ -62,16 +62,6 @@ def test_what_failed_is_not_counted_as_measured(program: Program) -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["copies", "latency", "allreduce", "pairs", "check"])
-def test_where_the_only_link_hangs_every_command_ends_with_status_4(program: Program, command: str) -> None:
-    mine = faulty_file("titan-rtx-nv2", Fault(FaultKind.HANGING_LINK, (0, 1)))
-    said = program(command, *mine, "--seed", "1")
-    assert said.status == 4, said.err
-    first = said.out.splitlines()[0]
-    assert "GPU0-GPU1" in first
-    assert "hang" in first.lower()
-
-
 def test_several_processes_do_not_simulate(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in RANK_0.items():
         monkeypatch.setenv(name, value)

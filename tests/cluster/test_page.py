@@ -9,6 +9,7 @@ import pytest
 
 from collbench.cluster.fit import Observation
 from collbench.cluster.nodes import (
+    UNKNOWN,
     Effect,
     Judgement,
     LateNode,
@@ -65,22 +66,26 @@ def test_the_page_says_why_nobody_is_judged(pairs: list[Observation], nodes: int
     assert why in first
 
 
-def test_late_nodes_and_changes_of_the_network_are_findings_of_their_own() -> None:
+def test_lost_and_late_nodes_and_changes_of_the_network_are_findings_of_their_own() -> None:
     healthy = NodeEffect(0, *(Effect(0.0, (-0.01, 0.01), State.HEALTHY),) * 2)
-    judgement = Judgement((healthy, replace(healthy, node=1)), (), 50.0, (), 0.01, None)
+    lost = NodeEffect(2, UNKNOWN, UNKNOWN)
+    judgement = Judgement((healthy, replace(healthy, node=1), lost), (), 50.0, (), 0.01, None)
     origin = SurveyOrigin(
         "host",
-        "2 hosts",
-        ("a", "b"),
+        "3 hosts",
+        ("a", "b", "c"),
         ("at random",) * 8,
         8,
         3.0,
         1,
         late=(LateNode(1, 2.5e-3, (2.4e-3, 2.6e-3), 23, 24),),
         network=("symbol_error grew by 3 on mlx5_0:1 of b",),
+        gone=("rank 2 on c is gone",),
     )
     shown = text(page(origin, judgement, None)).splitlines()
     for line in (
+        "lost      rank 2 on c is gone",
+        "undecided c: it was not measured",
         "late      b arrives at batches 2.5 ms after its partners (median; 95% 2.4 to 2.6), in 23 of 24 trials",
         "network   symbol_error grew by 3 on mlx5_0:1 of b",
     ):

@@ -243,7 +243,7 @@ def test_importing_folds_and_loses_nothing(kinds: list[int]) -> None:
 
 
 def test_a_long_trace_is_folded_piece_by_piece_and_loses_nothing() -> None:
-    sizes = [number % 7 + 1 for number in range(70_000)]
+    sizes = [number % 7 + 1 for number in range(34_000)]
     trace = trace_of(dump(entry("all_reduce", [[1]], [[1]])), "trace_0")
     (only_call,) = trace.calls
     trace.calls = [replace(only_call, size_bytes=size, start=float(number)) for number, size in enumerate(sizes)]

@@ -4,9 +4,10 @@
 #include <stddef.h>
 #include <string.h>
 
-extern inline double load_number(const unsigned char* at, unsigned dtype);  // here, where it is not inlined
-
-unsigned number_width(unsigned dtype) { return (const unsigned[]){1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}[dtype]; }
+// Here, where they are not inlined.
+extern inline unsigned number_width(unsigned dtype);
+extern inline double load_number(const unsigned char* at, unsigned dtype);
+extern inline void store_number(unsigned char* at, unsigned dtype, double value);
 
 // Short floats: their bits, the significant ones of these (the first one implied), and the exponent's bias.
 typedef struct Format {
@@ -55,12 +56,7 @@ double load_other(const unsigned char* at, unsigned dtype) {
   return (double)whole;
 }
 
-void store_number(unsigned char* at, unsigned dtype, double value) {
-  const float single = (float)value;
-  if (dtype == kFloat32) {
-    memcpy(at, &single, sizeof single);
-    return;
-  }
+void store_other(unsigned char* at, unsigned dtype, double value) {
   const uint64_t whole = (uint64_t)value;
   const Format* format = format_of(dtype);
   const uint16_t bits = format == NULL ? 0 : pack(value, format);

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +26,7 @@ SOURCES = {
     "libnvidia-ml.so.1": ("nvml", "settings"),
     "libclock.so": ("clock",),
 }
+_TIMEOUT_S = 100
 # Variables that a test must not inherit from the machine that it runs on.
 _CLEARED = ("CUDA_VISIBLE_DEVICES", "COLLBENCH_NCCL", "LD_PRELOAD")
 
@@ -146,13 +149,33 @@ class Fakes:
         environment = self.environment(log=log, **settings) | (extra or {})
         if sanitizer := os.environ.get("COLLBENCH_TEST_SANITIZER"):  # a library that must be loaded first
             environment["LD_PRELOAD"] = ":".join(filter(None, (sanitizer, environment.get("LD_PRELOAD"))))
-        done = subprocess.run(
-            command, env=environment, cwd=self.place, capture_output=True, text=True, timeout=100, check=False
-        )
+        if self._can_fork(command, environment):
+            done = _forked(self.loaded["COLLBENCH_TEST_PROGRAM"], command, environment, self.place)
+        else:
+            done = subprocess.run(
+                command,
+                env=environment,
+                cwd=self.place,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
         assert "FAULT" not in done.stderr, done.stderr
         lines = tuple(log.read_text().splitlines()) if log.exists() else ()
         assert not [line for line in lines if line.startswith("FAULT")]  # of a worker, whose stderr is not ours
         return Outcome(done.returncode, done.stdout, done.stderr, lines)
+
+    def _can_fork(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """Return whether a fork of the process that has loaded collbench can stand for a command."""
+        return (
+            command[0] == sys.executable
+            and command[1] in ("-c", "-m")
+            and "COLLBENCH_TEST_PROGRAM" in environment
+            and environment["LD_LIBRARY_PATH"] == str(self.folder)
+            and environment["PYTHONPATH"] == self.environment()["PYTHONPATH"]
+            and not {"LD_PRELOAD", "PYTHONMALLOC"} & environment.keys()
+        )
 
     def script(self, code: str, extra: dict[str, str] | None = None, /, **settings: object) -> Outcome:
         """Run Python code on these GPUs; it may use the prelude's names. Fails the test if the code does."""
@@ -160,6 +183,36 @@ class Fakes:
         done = self.run([sys.executable, "-c", program], extra, **settings)
         assert done.code == 0, done.stderr
         return done
+
+
+def _forked(
+    server: str, command: Sequence[str], environment: Mapping[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m MODULE …` or `python -c CODE …` in a fork of the server (tests/fork_server.py)."""
+    _, option, program, *arguments = command
+    state = {
+        "module": program if option == "-m" else None,
+        "code": program if option == "-c" else None,
+        "arguments": [option, *arguments],
+        "folders": [str(folder), *environment["PYTHONPATH"].split(os.pathsep), *sys.path],
+        "variables": dict(environment),
+        "folder": str(folder),
+        "unbuffered": True,
+        "files": [0, 1, 2],
+    }
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection,
+        tempfile.TemporaryFile() as stdin,
+        tempfile.TemporaryFile() as stdout,
+        tempfile.TemporaryFile() as stderr,
+    ):
+        connection.settimeout(_TIMEOUT_S)
+        connection.connect(server)
+        files = [file.fileno() for file in (stdin, stdout, stderr)]
+        socket.send_fds(connection, [json.dumps(state).encode()], files)
+        status = int(connection.recv(16))
+        texts = [os.pread(file, os.fstat(file).st_size, 0).decode() for file in files[1:]]
+    return subprocess.CompletedProcess(command, status, *texts)
 
 
 def build(folder: Path) -> Fakes:

@@ -41,11 +41,10 @@ def _failed(tmp_path: Path) -> list[dict[str, Any]]:
     ("fault", "status", "message"),
     [
         ({"stuck": "{}={}"}, 4, "hang: no answer within"),
-        ({"interrupt": "{}={}", "signal": _KILLED}, 1, "the worker process died (signal 9, SIGKILL)"),
         ({"interrupt": "{}={}", "signal": _SEGFAULT}, 1, "the worker process died (signal 11, SIGSEGV)"),
         ({"fail": "{}:700:{}"}, 1, "cuMemcpyPeerAsync"),
     ],
-    ids=["a call that never returns", "a killed worker", "a segfault", "a sticky error"],
+    ids=["a call that never returns", "a segfault", "a sticky error"],
 )
 def test_a_fault_costs_its_point_and_is_on_the_page(
     fakes: Fakes, program: Program, tmp_path: Path, late: int, fault: dict[str, object], status: int, message: str

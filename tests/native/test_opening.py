@@ -8,8 +8,9 @@ import pytest
 
 from tests.native.fakes import Fakes, build_without
 
-_DRIVER_SYMBOLS = ("cuInit", "cuMemAlloc_v2", "cuMemcpyPeerAsync", "cuGraphInstantiateWithFlags", "cuGraphDestroy")
-_NCCL_SYMBOLS = ("ncclGetVersion", "ncclCommSplit", "ncclGroupEnd")
+# The first and the last of their tables.
+_DRIVER_SYMBOLS = ("cuInit", "cuGraphDestroy")
+_NCCL_SYMBOLS = ("ncclGetVersion", "ncclGroupEnd")
 
 
 def test_without_a_driver_the_import_works_and_the_first_call_says_what_is_missing(

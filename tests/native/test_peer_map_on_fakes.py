@@ -101,14 +101,14 @@ def test_a_refused_link_has_the_drivers_error(fakes: Fakes) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "state", "status"),
-    [({}, "works", 0), ({"corrupt_copy": "0:7:0>1"}, "wrong data", 4), ({"hang": "copy:0>1"}, "hangs", 4)],
+    [({"free": _FREE_FOR_NCCL}, "works", 0), ({"corrupt_copy": "0:7:0>1"}, "wrong data", 4)],
 )
 def test_check_has_the_map_and_goes_on_after_a_fault(
-    fakes: Fakes, fault: dict[str, str], state: str, status: int
+    fakes: Fakes, fault: dict[str, object], state: str, status: int
 ) -> None:
     """What the run measured of sound links is not sent again; links that it did not come to are examined."""
     arguments = ("check", "--backend", "cuda", "--json", "--sizes", "64K", "--budget", "10ms")
-    done = on_gpus(fakes, arguments, gpus=2, free=_FREE_FOR_NCCL, **fault)
+    done = on_gpus(fakes, arguments, gpus=2, **fault)
     assert done.stdout, done.stderr
     answer = json.loads(done.stdout)
     mapped = answer["p2p"]
@@ -133,7 +133,7 @@ def test_opening_that_fails_for_one_gpu_leaves_the_links_of_the_others(fakes: Fa
 @pytest.mark.parametrize(
     ("case", "settings", "words", "status", "said"),
     [
-        ("healthy", {"memory": _FREE_FOR_NCCL}, [], 0, "evidence  no choice to make; P2P works on all 2 links: "),
+        ("healthy", {}, [], 0, "evidence  no choice to make; P2P works on all 2 links: "),
         (
             "wrong data",
             {"corrupt_copy": "0:7:0>1"},
@@ -182,7 +182,7 @@ def test_select_without_an_answer_stops_the_shell_that_would_act_on_it(fakes: Fa
         ),
         (
             "NCCL told not to, nor through shared memory",
-            {},
+            {"free": _FREE},
             {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
             0,
             {"NCCL variable": "consistent", "NCCL_SHM_DISABLE": "consistent"},

@@ -51,7 +51,7 @@ def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list
 def test_reported_switches_are_used(three_hosts: list[list[str]], tmp_path: Path) -> None:
     file = tmp_path / "topology.conf"
     file.write_text("SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n2\nSwitchName=c Switches=a,b\n", encoding="utf-8")
-    arguments = ["nodes", "--backend", "host", "--size", "64K", "--budget", "10ms", "-v", "--switches", str(file)]
+    arguments = ["nodes", "--backend", "host", "--size", "64K", "--budget", "0.001ms", "-v", "--switches", str(file)]
     with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
         (_, out, err), *other_outputs = ends(processes)
     assert f"\nswitches  2, as {file} reports\nrounds    8 (4 within leaves, 4 between leaves)" in re.sub(
@@ -62,7 +62,7 @@ def test_reported_switches_are_used(three_hosts: list[list[str]], tmp_path: Path
 
 IN_PYTHON = """
 import collbench
-found = collbench.nodes(2, backend="host", size='64K', budget=0.01)
+found = collbench.nodes(2, backend="host", size='64K', budget=1e-6)
 print(None if found is None else (len(found.origin.names), len(found.choice.members), found.path.exists()))
 """
 

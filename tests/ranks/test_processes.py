@@ -159,10 +159,20 @@ def test_a_worker_that_is_killed_costs_its_point_and_the_ranks_meet_again(tmp_pa
     assert (failed.failure.rank, failed.failure.devices, failed.failure.signal) == (1, (1,), 9)
 
 
+# The program, whose ranks say after a second, not after ten, for whom they wait.
+PROGRAM = """
+from collbench.ranks import factory, store
+store.UNSAID_S = factory.UNSAID_S = 1.0
+from collbench.cli import entry
+entry()
+"""
+SAYS_SOON = [sys.executable, "-c", PROGRAM]
+
+
 def test_a_rank_without_rank_0_reports_how_long_it_waits_and_handles_signals(tmp_path: Path) -> None:
     """Rank 0 ended in its first second. A wait inside torch's C++ would handle no signal."""
     environments = [as_slurm(1, 2, free_port(), COLLBENCH_JOIN_SECONDS=600)]
-    with started(tmp_path, ["allreduce", *ENDLESS], environments) as (waiting,):
+    with started(tmp_path, ["allreduce", *ENDLESS], environments, program=SAYS_SOON) as (waiting,):
         assert waiting.stderr is not None
         message = waiting.stderr.readline()  # after some seconds
         waiting.send_signal(signal.SIGTERM)
@@ -230,12 +240,11 @@ def test_ranks_end_soon_if_the_launcher_that_keeps_the_store_is_gone(monkeypatch
         join(launch, REQUEST, timeout_s=600.0)
 
 
-@pytest.mark.usefixtures("own_program")  # whose parent is the launcher
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_ends_when_its_launcher_is_killed(rank: int, tmp_path: Path) -> None:
     """Even one that waits for others: rank 0 for rank 1, which has found no rank 0."""
     script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
-    launcher = [sys.executable, "-c", script, sys.executable, "-m", "collbench"]
+    launcher = [sys.executable, "-c", script, *SAYS_SOON]
     environments = [as_slurm(rank, 2, free_port(), COLLBENCH_JOIN_SECONDS=600, TORCH_CPP_LOG_LEVEL="ERROR")]
     with started(tmp_path, ["allreduce", *ENDLESS], environments, program=launcher) as (process,):
         assert process.stderr is not None
@@ -248,7 +257,7 @@ def test_a_rank_ends_when_its_launcher_is_killed(rank: int, tmp_path: Path) -> N
 def test_a_rank_that_waits_ends_at_once_when_rank_0_does(tmp_path: Path) -> None:
     """Rank 0 is killed while it waits for a third, before anything is measured."""
     environments = [as_slurm(rank, 3, port) for port in (free_port(),) for rank in range(2)]
-    with started(tmp_path, ["allreduce", *ENDLESS], environments) as (rank_0, rank_1):
+    with started(tmp_path, ["allreduce", *ENDLESS], environments, program=SAYS_SOON) as (rank_0, rank_1):
         assert rank_0.stderr is not None
         assert "rank 2 of 3 not connected yet" in rank_0.stderr.readline()  # it serves, and the other is in
         rank_0.send_signal(signal.SIGKILL)
