@@ -34,6 +34,7 @@ LOADS_TORCH = {
     "measurement/backends/gloo_worker.py",
     "measurement/backends/torch_collectives.py",
     "measurement/backends/torch_rank.py",
+    "overlaps/streams.py",
     "overlaps/worker.py",
 }
 

@@ -91,8 +91,8 @@ def test_a_call_begins_after_its_idle_time(world: OverlapWorld) -> None:
 
 def rank_alone(monkeypatch: pytest.MonkeyPatch, call: Any = None) -> Any:
     """Return a rank without others on a core, whose calls are this one."""
-    from collbench.measurement.backends.torch_rank import Core
     from collbench.overlaps import worker as overlap_worker
+    from collbench.overlaps.streams import Core
 
     monkeypatch.setattr(Core, "group", lambda *_, **__: object())
     monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, **__: None)
@@ -230,7 +230,7 @@ def test_compute_on_cores_covers_a_call_of_any_length(tmp_path: Path) -> None:
     """Even one that lasts longer than all requested compute: a core may be busy with other work for a while."""
     program = """
 import json, threading, time
-from collbench.measurement.backends.torch_rank import Core
+from collbench.overlaps.streams import Core
 from collbench.overlaps.worker import StreamWork, run_both
 units = [0]
 def unit(number): units[0] += 1; time.sleep(0.001)
@@ -250,7 +250,7 @@ print(json.dumps([units[0], times.begins, times.collective, times.compute]))
 
 def test_a_call_that_fails_on_cores_ends_its_round(tmp_path: Path) -> None:
     program = """
-from collbench.measurement.backends.torch_rank import Core
+from collbench.overlaps.streams import Core
 from collbench.overlaps.worker import StreamWork, run_both
 def fails(number): raise RuntimeError("no such group")
 for first, second in ((fails, print), (print, fails)):

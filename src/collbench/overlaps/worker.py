@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 
 from collbench.measurement.backends.torch_collectives import Elements, Message, call_of, layout_of, takes_one_buffer
-from collbench.measurement.backends.torch_rank import Device, Stream, opened, room, run, seconds_between
+from collbench.measurement.backends.torch_rank import run
 from collbench.model.units import DTYPE_BYTES
 from collbench.overlaps.protocol import DTYPE, LAUNCHES_AHEAD, Load, RankTimes
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority
+from collbench.overlaps.streams import Device, Stream, opened, room, seconds_between
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def test_earlier_results_are_wrong_in_the_next_verification(
 ) -> None:
     """One rank, whose library delivers in each buffer what its first call did, or the one before."""
     from collbench.jobs.replay import worker as replay_worker
-    from collbench.measurement.backends.torch_rank import Core
+    from collbench.overlaps.streams import Core
 
     kept: dict[int, Any] = {}
 

@@ -29,10 +29,11 @@ from collbench.measurement.backends.torch_collectives import (
     layout_of,
     takes_one_buffer,
 )
-from collbench.measurement.backends.torch_rank import Device, Stream, opened, room, run, seconds_between
+from collbench.measurement.backends.torch_rank import run
 from collbench.model.errors import MachineError
 from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES
+from collbench.overlaps.streams import Device, Stream, opened, room, seconds_between
 
 # A pause that is shorter than a launch is none.
 _MIN_PAUSE_S = 2e-6
