@@ -15,8 +15,8 @@ from collbench.judge import stats
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
 from collbench.overlaps.command import request_of
-from collbench.overlaps.measure import open_overlap
-from collbench.overlaps.protocol import OPERATIONS, OverlapOpened
+from collbench.overlaps.measure import OverlapOpened, open_overlap
+from collbench.overlaps.protocol import OPERATIONS
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority, overlaps_of
 from collbench.overlaps.section import summarize
 from collbench.runfile import run_file

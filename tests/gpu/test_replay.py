@@ -7,11 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from collbench.api.measuring import WorkerSession
 from collbench.jobs.job import Call, Job
 from collbench.jobs.replay.measure import request_of
 from collbench.jobs.replay.results import replays_of
 from collbench.model.run import Run
+from collbench.overlaps.workers import WorkerSession
 from tests.gpu.machine import need_gpus
 from tests.jobs.replay.made import data_parallel, job_of, pipeline
 

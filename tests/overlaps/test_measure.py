@@ -15,6 +15,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import Device, Machine, Run
 from collbench.overlaps import measure as overlap
 from collbench.overlaps.measure import (
+    OverlapOpened,
     OverlapRequest,
     covered_calls,
     covered_units,
@@ -23,7 +24,7 @@ from collbench.overlaps.measure import (
     moments,
     planned,
 )
-from collbench.overlaps.protocol import Load, OverlapOpened, RankTimes
+from collbench.overlaps.protocol import Load, RankTimes
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority, overlaps_of
 from collbench.overlaps.section import summarize
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -17,13 +17,13 @@ from collbench.judge.outcome import outcome
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
+from collbench.model.errors import BackendError, DataCorruption, RunFileError
 from collbench.model.run import CommandKind, Run
 from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
-    from collbench.measurement.session import LaunchedRanks, WorkersRequest
+    from collbench.measurement.session import LaunchedRanks
 
 # Generous: twenty times what a sweep of four GPUs takes without it, and no one waits longer without having asked.
 _SECONDS_FOR_PRECISION = 60.0
@@ -174,37 +174,3 @@ def explained(error: DataCorruption, run: Run) -> DataCorruption:
 def wrong_data_of(run: Run) -> list[str]:
     """Return a sentence for all wrong data around which a run was measured."""
     return [str(explained(DataCorruption("", left.wrong), run)) for left in run.skipped if left.wrong is not None]
-
-
-class WorkerSession(OpenSession):
-    """A request on workers with torch, one for each device.
-
-    Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
-    """
-
-    def __init__(self, request: WorkersRequest, path: Path | None, notices: Notices = SILENT) -> None:
-        if path is not None:
-            run_file.check_writable(path, replace=request.force)
-        self._request, self._notices = request, notices
-        self._opened = request.open()
-        try:
-            self.run = request.begun_run(self._opened)
-            self._writer = RunWriter(self.run, path, notices.say, replace=request.force)
-        except BaseException:
-            self.close()
-            raise
-
-    def measure(self) -> None:
-        """Measure; what was measured is saved however it ends. Raises MachineError, BackendError, DataCorruption."""
-        try:
-            with self._notices.progress(self._request.title) as progress:
-                self._request.measure(self._opened, self.run, self._writer.keep, progress)
-        finally:
-            if any(self.run.results):
-                with suppress(CollbenchError):  # a GPU that fell off the bus has no health
-                    self.run.health_after = self._opened.health()
-                self._writer.end()
-
-    def close(self) -> None:
-        """End the workers."""
-        self._opened.close()

@@ -219,9 +219,9 @@ def replay(job: Path, **values: Any) -> None:
       collbench replay job.json --devices 2,3
       collbench replay job.json --without p2p
     """
-    from collbench.api.measuring import WorkerSession
     from collbench.cli.measuring import measure_with_workers, new_file
     from collbench.jobs.replay.measure import request_of
+    from collbench.overlaps.workers import WorkerSession
 
     request = request_of(job_file.load(job), job.name, values, options.command_line("replay"), NOTICES)
     path = values["output"] or new_file("replay", request.backend)

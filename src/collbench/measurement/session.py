@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from collbench.measurement.backends.factory import Begun, open_backend
-from collbench.measurement.backends.protocol import OpenDevices, Opened, OpenWorkers
-from collbench.measurement.plan import Plan, Request, check_registrations, device_words, make_plan, settings_of
+from collbench.measurement.backends.protocol import OpenDevices, Opened
+from collbench.measurement.plan import Plan, Request, check_registrations, make_plan, settings_of
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, FailureKind
 from collbench.model.run import CommandKind, Device, Run, Settings, Skipped, device_sets
@@ -138,57 +137,6 @@ def read_ports_after(run: Run, opened: Opened) -> None:
     """Store the final counters of the network cards' ports. Raises BackendError."""
     ports = opened.ports()
     run.ports_after, run.ports_after_read = ports or (), ports is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkersRequest(ABC):
-    """What is asked of any measurement by torch's workers; `fabric` is the machine to simulate.
-
-    `devices` are the words of --devices, `command` is the command line, `force` replaces a file.
-    """
-
-    backend: str
-    trials: int
-    seed: int
-    command: tuple[str, ...]
-    devices: str | None = None
-    fabric: str | None = None
-    force: bool = False
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """What the progress bar says."""
-
-    @abstractmethod
-    def open(self) -> OpenWorkers[Any]:
-        """Start the workers. Raises UsageError, MachineError, BackendError."""
-
-    @abstractmethod
-    def measure(self, opened: Any, run: Run, saved: Callable[[], None], progress: Callable[[int, int], None]) -> None:
-        """Measure all of it into `run`, and call `saved` after each step, which may save it.
-
-        Raises MachineError, BackendError, DataCorruption.
-        """
-
-    @abstractmethod
-    def begun_run(self, opened: OpenWorkers[Any]) -> Run:
-        """Return the run that it begins, with nothing measured. Raises UsageError if the devices do not suit it."""
-
-    def begun(self, opened: OpenWorkers[Any], kind: CommandKind, **settings: Any) -> Run:
-        """Return the run that the request begins, with nothing measured; `settings` are its further settings."""
-        own = Settings(
-            redop="sum",
-            trials=self.trials,
-            seed=self.seed,
-            command=self.command,
-            environment=dict(opened.environment),
-            kind=kind,
-            devices=device_words(self.devices),
-            fabric=self.fabric or "",
-            **settings,
-        )
-        return new_run(opened.name, opened.devices, opened, own)
 
 
 def new_run(backend: str, devices: tuple[Device, ...], opened: OpenDevices, settings: Settings) -> Run:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from collbench.api import SILENT, Notices, keywords
-from collbench.api.measuring import WorkerSession, resolved_backend
+from collbench.api.measuring import resolved_backend
 from collbench.cli import options
 from collbench.cli.measuring import measure_with_workers, new_file
 from collbench.cli.options import option
@@ -123,6 +123,8 @@ def command(**values: Any) -> None:
     """
     request = request_of(values, options.command_line("overlap"), NOTICES)
     path = values["output"] or new_file("overlap", request.backend)
+    from collbench.overlaps.workers import WorkerSession  # late: numpy
+
     measure_with_workers(partial(WorkerSession, request, path, NOTICES), "collbench.overlaps.section")
 
 
@@ -160,4 +162,6 @@ def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
     arguments = [keywords.word("operation", operation)]
     context, words = called("overlap", given, arguments, besides=("operation", "output", "save"))
     request = request_of(context.params, words)
+    from collbench.overlaps.workers import WorkerSession  # late: numpy
+
     return measured_run("overlap", request.backend, partial(WorkerSession, request), output, save=save)

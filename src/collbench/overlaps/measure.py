@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from collbench.machine import variables
-from collbench.measurement.backends.protocol import OpenWorkers, Step
-from collbench.measurement.backends.sim import SimBackend, opened
+from collbench.measurement.backends.protocol import Step
+from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.backends.torch_process import need_torch
-from collbench.measurement.backends.torch_world import TorchWorld, open_worlds
-from collbench.measurement.session import WorkersRequest
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import (
     BackendError,
@@ -35,8 +33,9 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import CommandKind, Run
 from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
-from collbench.overlaps.protocol import DTYPE, QUEUE_ENTRIES, Load, OverlapBackend, OverlapOpened, RankTimes
+from collbench.overlaps.protocol import DTYPE, QUEUE_ENTRIES, Load, OverlapBackend, RankTimes
 from collbench.overlaps.results import NAME, Compute, ComputeKind, Overlap, OverlapTrial, Priority
+from collbench.overlaps.workers import OpenWorkers, TorchWorld, WorkersRequest, open_simulated, open_worlds
 from collbench.sim.fabrics import Fabric, OverlapFactors
 
 # A chunk is about as long, or one call or unit, so that the event at its end (0.5 µs) is about a thousandth of it.
@@ -69,6 +68,9 @@ _MIN_SHARE, _CALL_STEP = 0.8, 1.6
 # How often a load is repeated after a longer delay, and how often in a row one that was not covered is lengthened: on
 # busy cores now and then a call waits for a time slice, however long compute runs.
 _DELAYS, _LENGTHENINGS = 6, 8
+
+
+OverlapOpened = OpenWorkers[OverlapBackend]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -484,7 +486,7 @@ def open_overlap(name: str, wanted: str | None, fabric: str | None = None, seed:
     Raises UsageError, MachineError, BackendError.
     """
     if capabilities(name).simulated:
-        return opened(fabric, wanted, seed, tuple, SimOverlap, _SPANS_S[0])
+        return open_simulated(fabric, wanted, seed, tuple, SimOverlap, _SPANS_S[0])
     if not capabilities(name).cores:
         variables.refuse(variables.Use.OVERLAP)
     return open_worlds(name, wanted, [OverlapWorld], _SPANS_S)

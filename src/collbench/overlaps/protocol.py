@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from collbench.measurement.backends.protocol import OpenWorkers
 from collbench.model.operations import Operation
 from collbench.overlaps.results import Overlap
 
@@ -93,6 +92,3 @@ class OverlapBackend(Protocol):
 
     def run(self, load: Load) -> tuple[RankTimes, ...]:
         """Run a load of the data point, and verify its results. Raises BackendError."""
-
-
-OverlapOpened = OpenWorkers[OverlapBackend]

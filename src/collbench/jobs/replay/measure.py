@@ -17,22 +17,28 @@ import numpy as np
 
 from collbench.ablations import ablation
 from collbench.api import SILENT, Notices, keywords
-from collbench.api.measuring import WorkerSession, resolved_backend
+from collbench.api.measuring import resolved_backend
 from collbench.jobs.job import Job, checked
 from collbench.jobs.replay.results import NAME, Replay, ReplayTrial
 from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, operation_of, schedule_of
 from collbench.machine import variables
-from collbench.measurement.backends.protocol import OpenWorkers, Step
-from collbench.measurement.backends.sim import SimBackend, opened
+from collbench.measurement.backends.protocol import Step
+from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.backends.torch_process import need_torch
-from collbench.measurement.backends.torch_world import TorchWorld, open_worlds
-from collbench.measurement.session import WorkersRequest
 from collbench.model.capabilities import Capabilities, capabilities
 from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError, WrongData, failure_of
 from collbench.model.operations import Work
 from collbench.model.run import CommandKind, Device, Run
 from collbench.model.skew import whole_blocks
 from collbench.model.units import amount
+from collbench.overlaps.workers import (
+    OpenWorkers,
+    TorchWorld,
+    WorkerSession,
+    WorkersRequest,
+    open_simulated,
+    open_worlds,
+)
 from collbench.sim.fabrics import Fabric
 
 if TYPE_CHECKING:
@@ -108,7 +114,7 @@ class ReplayRequest(WorkersRequest):
         """Open a world for each arm, or a simulated one. Raises UsageError, MachineError, BackendError."""
         row = capabilities(self.backend)
         if row.simulated:
-            return opened(self.fabric, self.devices, self.seed, self.chosen, SimReplay, _SPANS_S[0])
+            return open_simulated(self.fabric, self.devices, self.seed, self.chosen, SimReplay, _SPANS_S[0])
         if not row.cores:
             variables.refuse(variables.Use.REPLAY)
         starters = [partial(ReplayWorld, settings=arm.settings) for arm in self.arms]

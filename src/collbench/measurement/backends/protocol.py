@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from collbench.machine import variables
 from collbench.model.errors import Cause, CollbenchError, Failure, FailureKind, StepFailed
@@ -213,24 +213,6 @@ class Opened(OpenDevices):
     ports: Callable[[], tuple[NetworkPort, ...] | None] = lambda: None
     processes: int = 1
     launcher: str = ""
-
-
-Workers_co = TypeVar("Workers_co", covariant=True)
-
-
-@dataclass(frozen=True)
-class OpenWorkers(OpenDevices, Generic[Workers_co]):
-    """Open workers with torch, or simulated ones, on the devices of the backend `name`.
-
-    `worlds` are all ranks of a run with overlap, or those of each arm of a replay. `span_seconds` is how long a load
-    runs: in a trial with overlap collective and compute each, in a replay at least. `traces`: loads can be traced.
-    """
-
-    name: str
-    worlds: tuple[Workers_co, ...]
-    devices: tuple[Device, ...]
-    span_seconds: float
-    traces: bool = False
 
 
 # The messages between the GPU worker and its parent; rank 0 calls other ranks by `Call`, too.

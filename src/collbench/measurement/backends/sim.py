@@ -7,19 +7,16 @@ the steps would have taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from collbench.machine import theory
 from collbench.machine.health import wrong
-from collbench.measurement.backends import factory
-from collbench.measurement.backends.factory import Choice
-from collbench.measurement.backends.protocol import Backend, OpenWorkers, Step, Timing
-from collbench.model.capabilities import SIM
+from collbench.measurement.backends.protocol import Backend, Step, Timing
 from collbench.model.errors import Cause, DataCorruption, Failure, FailureKind, StepFailed, WrongData
 from collbench.model.operations import Buffer, Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, RankLaunches, Refusal
@@ -338,46 +335,3 @@ class SimBackend(Backend):
                 )
             )
         return DataCorruption(wrong=WrongData(step.work, step.size_bytes, members, 1, fault.offset % step.size_bytes))
-
-
-# Simulated workers: the place of torch's takes a load that knows, from a fabric, what it would take.
-
-
-class SimWorld(Protocol):
-    """What simulates all ranks of a load."""
-
-    def clock(self) -> float:
-        """Return the seconds that all loads so far would have taken."""
-        ...
-
-
-World = TypeVar("World", bound=SimWorld)
-
-
-def opened(
-    fabric_name: str | None,
-    wanted: str | None,
-    seed: int,
-    chosen: Choice,
-    simulate: Callable[[Fabric, SimBackend, int], World],
-    span_seconds: float,
-) -> OpenWorkers[World]:
-    """Return what `simulate` makes of the devices of a fabric that are `chosen` of those wanted, and a seed.
-
-    `span_seconds` are the seconds of a load. Raises UsageError.
-    """
-    fabric = factory.simulated(fabric_name)
-    backend = factory.simulated_backend(fabric, wanted, seed, chosen)
-    world = simulate(fabric, backend, seed)
-    return OpenWorkers(
-        SIM.name,
-        (world,),
-        backend.devices(),
-        span_seconds,
-        machine=backend.machine(),
-        paths=backend.paths(),
-        health=backend.health,
-        flags=backend.flags,
-        environment=backend.environment(),
-        clock=world.clock,
-    )
