@@ -276,57 +276,11 @@ class Glance:
     processes: frozenset[int] | None = None
 
 
-def glance(gpu: Query) -> Glance:
-    """Return one GPU's temperature in °C, throttle reasons and compute processes now; None if not reported."""
-    return Glance(
-        temperature=gpu.integer("nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
-        throttle=_throttle(gpu),
-        processes=processes(gpu),
-    )
-
-
-def processes(gpu: Query) -> frozenset[int] | None:
-    """Return the ids of the compute processes on one GPU, ours among them; None if NVML does not report them."""
-    running = gpu.ask("nvmlDeviceGetComputeRunningProcesses")
-    return None if running is None else frozenset(process.pid for process in running)
-
-
-def read(gpu: Query) -> Health:
-    """Return the state of one GPU; a field that NVML does not support on it is None."""
-    links = active_links(gpu)
-    milliwatts = gpu.integer("nvmlDeviceGetPowerUsage")
-    pids = processes(gpu)
-    return Health(
-        sm_clock=gpu.integer("nvmlDeviceGetClockInfo", _CLOCK_SM),
-        memory_clock=gpu.integer("nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
-        temperature=gpu.integer("nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
-        power=None if milliwatts is None else milliwatts / 1000,
-        throttle=_throttle(gpu),
-        utilization=getattr(gpu.ask("nvmlDeviceGetUtilizationRates"), "gpu", None),
-        memory_used=memory_used(gpu),
-        nvlink_replays=replays(gpu, links),
-        nvlink_errors=errors(gpu, links),
-        ecc_errors=gpu.integer("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
-        # Others than this one: right only before collbench opens the GPU. In a container NVML may give host ids, and a
-        # context of ours counts as another: health.Occupants distinguishes them.
-        processes=None if pids is None else len(pids - {os.getpid()}),
-        pcie_generation=gpu.integer("nvmlDeviceGetCurrPcieLinkGeneration"),
-        pcie_width=gpu.integer("nvmlDeviceGetCurrPcieLinkWidth"),
-    )
-
-
 def _throttle(gpu: Query) -> tuple[str, ...]:
     bits = gpu.integer("nvmlDeviceGetCurrentClocksEventReasons")
     if bits is None:  # the name before r535
         bits = gpu.integer("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
     return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
-
-
-def memory_used(gpu: Query) -> int | None:
-    """Return bytes in use. Version 1 of the call counts the driver's own reserve too, so version 2 goes first."""
-    version = getattr(gpu.lib, "nvmlMemory_v2", None)
-    memory = None if version is None else gpu.ask("nvmlDeviceGetMemoryInfo", version)
-    return getattr(memory or gpu.ask("nvmlDeviceGetMemoryInfo"), "used", None)
 
 
 # The open library: GPUs, and the paths between them.
@@ -394,20 +348,46 @@ class Nvml:
         return tuple(between((i, j), sides[i], sides[j]) for i, j in pairs)
 
     def health(self, device: Device) -> Health:
-        """Return the state of one GPU now; units in model.Health, None if NVML does not report it."""
-        return read(self.gpu(device))
+        """Return the state of one GPU now; a field that NVML does not support on it is None."""
+        gpu, pids = self.gpu(device), self.processes(device)
+        links, milliwatts = active_links(gpu), gpu.integer("nvmlDeviceGetPowerUsage")
+        return Health(
+            sm_clock=gpu.integer("nvmlDeviceGetClockInfo", _CLOCK_SM),
+            memory_clock=gpu.integer("nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
+            temperature=gpu.integer("nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
+            power=None if milliwatts is None else milliwatts / 1000,
+            throttle=_throttle(gpu),
+            utilization=getattr(gpu.ask("nvmlDeviceGetUtilizationRates"), "gpu", None),
+            memory_used=self.memory_used(device),
+            nvlink_replays=replays(gpu, links),
+            nvlink_errors=errors(gpu, links),
+            ecc_errors=gpu.integer("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+            # Others than this one: right only before collbench opens the GPU. In a container NVML may give host ids,
+            # and a context of ours counts as another: health.Occupants distinguishes them.
+            processes=None if pids is None else len(pids - {os.getpid()}),
+            pcie_generation=gpu.integer("nvmlDeviceGetCurrPcieLinkGeneration"),
+            pcie_width=gpu.integer("nvmlDeviceGetCurrPcieLinkWidth"),
+        )
 
     def memory_used(self, device: Device) -> int | None:
-        """Return the bytes in use on one GPU now, None if NVML does not report them."""
-        return memory_used(self.gpu(device))
+        """Return the bytes in use on one GPU now, None if NVML does not report them.
+
+        Version 1 of the call counts the driver's own reserve too, so version 2 goes first.
+        """
+        gpu = self.gpu(device)
+        version = getattr(gpu.lib, "nvmlMemory_v2", None)
+        memory = None if version is None else gpu.ask("nvmlDeviceGetMemoryInfo", version)
+        return getattr(memory or gpu.ask("nvmlDeviceGetMemoryInfo"), "used", None)
 
     def glance(self, device: Device) -> Glance:
         """Return the part of a GPU's state that is watched while measuring: °C, throttle reasons, process ids."""
-        return glance(self.gpu(device))
+        gpu = self.gpu(device)
+        return Glance(gpu.integer("nvmlDeviceGetTemperature", _TEMPERATURE_GPU), _throttle(gpu), self.processes(device))
 
     def processes(self, device: Device) -> frozenset[int] | None:
         """Return the ids of the compute processes on one GPU, ours among them; None if NVML does not report them."""
-        return processes(self.gpu(device))
+        running = self.gpu(device).ask("nvmlDeviceGetComputeRunningProcesses")
+        return None if running is None else frozenset(process.pid for process in running)
 
     def in_mig_mode(self, device: Device) -> bool:
         """Return whether a GPU is cut into MIG instances now."""

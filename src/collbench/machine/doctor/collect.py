@@ -150,7 +150,7 @@ def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
             return Driver(
                 version=opened.driver_version(),
                 cuda=opened.cuda_version(),
-                gpus=tuple(_gpu(opened.gpu(device), device) for device in devices),
+                gpus=tuple(_gpu(opened, device) for device in devices),
                 paths=opened.paths(devices),
                 virtualization=opened.virtualization(),
                 on_the_bus=on_the_bus,
@@ -161,13 +161,14 @@ def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
         return Driver(error=error.problem, advice=error.advice, missing=missing, on_the_bus=on_the_bus, nvidia_smi=tool)
 
 
-def _gpu(asked: Query, device: Device) -> GpuState:
+def _gpu(opened: Nvml, device: Device) -> GpuState:
+    asked = opened.gpu(device)
     rows = asked.ask("nvmlDeviceGetRemappedRows")  # Ampere and newer; before, pages are retired
     pending = rows[2] if rows else asked.integer("nvmlDeviceGetRetiredPagesPendingStatus")
     mig = asked.ask("nvmlDeviceGetMigMode")
     return GpuState(
         device=device,
-        health=nvml.read(asked),
+        health=opened.health(device),
         compute_mode=asked.integer("nvmlDeviceGetComputeMode"),
         persistence=_flag(asked.integer("nvmlDeviceGetPersistenceMode")),
         mig=_flag(mig[0] if mig else None),
