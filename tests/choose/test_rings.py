@@ -39,11 +39,6 @@ def test_the_table_holds_the_best_chain_of_every_set(rates: Rates, data: st.Data
         assert table[sum(1 << one for one in some)] == best
 
 
-def test_one_device_has_no_ring() -> None:
-    with pytest.raises(ValueError, match="two members"):
-        best_ring(np.zeros((1, 1)))
-
-
 def test_many_devices_get_an_upper_bound_not_a_table() -> None:
     assert best_ring(np.full((20, 20), 3.0) - 3.0 * np.eye(20)) == 3.0
     with pytest.raises(ValueError, match="17 devices are too many"):

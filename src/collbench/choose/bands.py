@@ -37,12 +37,6 @@ def _all_rings(k: int) -> _Arcs:
     return orders * k + np.roll(orders, -1, axis=1)
 
 
-def _rings(capacities: Rates) -> _Arcs:
-    """Return the rings all of whose arcs have capacity."""
-    arcs = _all_rings(len(capacities))
-    return arcs[(capacities.ravel()[arcs] > 0).all(axis=1)]
-
-
 @functools.cache
 def _sides(k: int) -> NDArray[np.float64]:
     """Return every way to cut k members in two, as rows of 0 and 1; the last member stays on side 0."""
@@ -67,17 +61,18 @@ def most_rings(links: Rates) -> int:
     bound = int(cut_bound(links) + _ROUNDING)
     if bound == 0 or len(links) < 2:
         return 0
-    return _greedy(_rings(links), links, bound) if len(links) <= MAX_LISTED else bound
+    return _greedy(links, bound) if len(links) <= MAX_LISTED else bound
 
 
-def _greedy(arcs: _Arcs, links: Rates, bound: int) -> int:
+def _greedy(links: Rates, bound: int) -> int:
     """Return the most rings, up to `bound`, found in some tries that each take the least contended ring repeatedly.
 
     An arc's contention is the number of rings that could use it, over its links. The first two tries take the least
     contended ring, the others a random one of low contention (seeded, so that answers are reproducible). Every second
     try also takes each ring's reverse: NVLinks run both ways, so undirected rings are often the answer.
     """
-    random = np.random.default_rng(0)
+    random, arcs = np.random.default_rng(0), _all_rings(len(links))
+    arcs = arcs[(links.ravel()[arcs] >= 1).all(axis=1)]
     best = 0
     for attempt in range(_TRIES):
         left, rings, fitting = links.ravel().copy(), 0, arcs
@@ -161,10 +156,7 @@ def best_ring(rates: Rates) -> float:
 
     Exact up to 16; beyond, `ring_bound`.
     """
-    n = len(rates)
-    if n < 2:
-        raise ValueError("a ring needs two members")
-    return float(ring_table(rates, n)[-1]) if n <= MAX_MEMBERS else ring_bound(rates)
+    return float(ring_table(rates, len(rates))[-1]) if len(rates) <= MAX_MEMBERS else ring_bound(rates)
 
 
 def ring_bound(rates: Rates) -> float:

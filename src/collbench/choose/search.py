@@ -275,7 +275,9 @@ def finalists(wired: Wiring, candidates: Candidates, chosen: int, delta: float) 
     able = np.maximum(candidates.bound, candidates.tree) >= least * (1 - delta)
     lo, hi, tree = _steps(np.array([candidates.lo, candidates.hi, candidates.tree]), delta)
     kinds = np.array([lo, hi, candidates.hops, tree]).T
-    order = np.lexsort((-_inside(wired, candidates), *kinds.T[::-1]))
+    # The sum of all rates within a set tells otherwise equal sets with weak devices apart.
+    inside = wired.rates[candidates.sets[:, :, None], candidates.sets[:, None, :]].sum(axis=(1, 2))
+    order = np.lexsort((-inside, *kinds.T[::-1]))
     order = order[able[order]]
     picked = [chosen]
     for groups in (kinds, _looks(wired, candidates.sets)):
@@ -383,11 +385,6 @@ def with_default(wired: Wiring, sets: Sequence[Members]) -> tuple[Candidate, ...
 def _steps(rates: Values, delta: float) -> Values:
     """Return rates in steps of δ, smaller is better."""
     return np.asarray(-np.round(np.log(np.maximum(rates, 1e-9)) / delta))
-
-
-def _inside(wired: Wiring, candidates: Candidates) -> NDArray[np.float64]:
-    """Return the sum of all rates within each set, GB/s: it tells otherwise equal sets with weak devices apart."""
-    return np.asarray(wired.rates[candidates.sets[:, :, None], candidates.sets[:, None, :]].sum(axis=(1, 2)))
 
 
 def _farthest(candidates: Candidates, order: NDArray[np.intp], picked: list[int]) -> int:

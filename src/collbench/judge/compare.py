@@ -290,11 +290,6 @@ def _flags(run: Run) -> list[tuple[int, str, str]]:
     return [(-count, what, tags(devices, run.devices)) for (count, what), devices in sorted(alike.items())]
 
 
-def _layout(run: Run) -> tuple[object, ...]:
-    layout = run.settings.layout
-    return (layout, run.settings.split) if layout is Layout.SPLIT else (layout,)
-
-
 # The likeliest causes of a change first. The seed is another one every time. Variables come after facts of machines,
 # and labels after those of requests; both are compared one by one.
 _OF_MACHINES: dict[str, Fact] = {
@@ -323,7 +318,10 @@ _OF_REQUESTS: dict[str, Fact] = {
     ),
     "copies": (lambda run: run.settings.copies, _listed),
     "collectives": (lambda run: run.settings.collectives, _listed),
-    "layout": (_layout, lambda layout: " ".join(map(str, layout))),
+    "layout": (
+        lambda run: f"{run.settings.layout}{f' {run.settings.split}' if run.settings.layout is Layout.SPLIT else ''}",
+        str,
+    ),
     "quick": (lambda run: run.settings.quick, _yes),
     "precision": (lambda run: run.settings.precision, _or_default("{:.2%}".format)),
     "budget": (lambda run: run.settings.budget_seconds, _or_default("{:.1f} s".format)),

@@ -71,7 +71,9 @@ def _read(devices: Sequence[Device], entries: Sequence[str], *, by_uuid: bool, a
     for entry in entries:
         if entry.startswith("MIG-"):
             return Seen(tuple(selected), f"'{entry}' is a part of a GPU (MIG), and collbench measures whole GPUs")
-        if not (_UUID if by_uuid else _INDEX).fullmatch(entry) and (by_uuid or _may_mean_one(entry)):
+        # What may be an index after all, or a UUID behind one; "", "-1" and "NoDevFiles" end the list.
+        may_mean_one = by_uuid or entry[:1].isdigit() or entry.startswith("GPU-")
+        if may_mean_one and not (_UUID if by_uuid else _INDEX).fullmatch(entry):
             return Seen(tuple(selected), f"'{entry}' is {'not a UUID' if by_uuid else 'not an index'}", certain=False)
         named = _named(devices, entry)
         if len(named) != 1:
@@ -85,11 +87,6 @@ def _read(devices: Sequence[Device], entries: Sequence[str], *, by_uuid: bool, a
 
 def _entries(setting: str) -> list[str]:
     return [entry.strip() for entry in setting.split(",")]
-
-
-def _may_mean_one(entry: str) -> bool:
-    """True for what may be an index after all, or a UUID behind one; "", "-1" and "NoDevFiles" end the list."""
-    return entry[:1].isdigit() or entry.startswith("GPU-")
 
 
 def _named(devices: Sequence[Device], entry: str) -> list[Device]:

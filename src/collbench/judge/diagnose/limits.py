@@ -158,32 +158,29 @@ def _hidden(facts: Facts, links: Mapping[Link, Reading], impossible_links: Colle
                 others[tuple(sorted(point.members))].append(rate)
     shown = {link for link in links if frozenset(link) in check.hidden}
     hidden = (shown | rates.keys()) - {*impossible_links}
-    for blame in _blames_by_label(facts, hidden, links.keys() | hidden):
-        readings = [links[link] for link in blame.links if link in shown]
-        more = {} if readings else _span(facts, blame, [rate for link in blame.links for rate in rates[link]])
-        yield _hidden_verdict(facts, blame, readings, more)
-    for members, beyond in sorted(others.items()):
-        if not any({*link} <= {*members} for link in hidden):
-            blame = of_devices(facts, members)
-            yield _hidden_verdict(facts, blame, (), _span(facts, blame, beyond))
-
-
-def _hidden_verdict(facts: Facts, blame: Blame, readings: Collection[Reading], more: Mapping[str, Any]) -> Verdict:
+    cases = [
+        (blame, [rate for link in blame.links for rate in rates[link]])
+        for blame in _blames_by_label(facts, hidden, links.keys() | hidden)
+    ]
+    cases += [
+        (of_devices(facts, members), beyond)
+        for members, beyond in sorted(others.items())
+        if not any({*link} <= {*members} for link in hidden)
+    ]
     vm = facts.run.machine.virtualization
     hides = "a virtual machine or the driver" if vm in ("", "none") else f"the virtual machine ({vm})"
-    cause = Cause(
-        "nvlinks_hidden",
-        f"{hides} hides the NVLinks or NVSwitches from the labels, which are used, unless the timing is wrong",
-        f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}; lspci | grep -i nvidia",
-    )
-    text = "faster than PCIe can be, though the label has no NVLink"
-    return verdict_on(facts, Kind.HIDDEN_NVLINK, blame, text, cause, readings, **more)
-
-
-def _span(facts: Facts, blame: Blame, rates: Sequence[float]) -> dict[str, Any]:
-    """Return what a verdict without readings says of the fastest batches of data points."""
-    theory_gbs = facts.limit(min(blame.links)) if blame.links else None
-    return {"theory_gbs": theory_gbs, "measured": (min(rates), median(rates), max(rates))}
+    for blame, beyond in cases:
+        cause = Cause(
+            "nvlinks_hidden",
+            f"{hides} hides the NVLinks or NVSwitches from the labels, which are used, unless the timing is wrong",
+            f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}; lspci | grep -i nvidia",
+        )
+        text, more = "faster than PCIe can be, though the label has no NVLink", dict[str, Any]()
+        readings = [links[link] for link in blame.links if link in shown]
+        if not readings:  # then it says of the fastest batches of data points
+            limit = facts.limit(min(blame.links)) if blame.links else None
+            more = {"theory_gbs": limit, "measured": (min(beyond), median(beyond), max(beyond))}
+        yield verdict_on(facts, Kind.HIDDEN_NVLINK, blame, text, cause, readings, **more)
 
 
 def _blames_by_label(facts: Facts, bad: set[Link], links: Collection[Link], *, rates: bool = False) -> Iterator[Blame]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
 
 from collbench.model.run import Device, Health, NetworkPort, Path
 
@@ -159,22 +158,14 @@ def status(findings: Sequence[Finding]) -> int:
     return FAILED if any(finding.level is Level.FAIL for finding in findings) else 0
 
 
-class Line(NamedTuple):
-    """A finding without its group: all lines that one function judges are of the same group."""
-
-    name: str
-    level: Level
-    text: str
-    fix: str = ""
-    devices: tuple[int, ...] = ()
-
-
+# A finding whose group is not yet known: all lines that one function judges are of the same.
+Line = Callable[[Topic], Finding]
 Lines = Iterator[Line]
 
 
 def line(level: Level, name: str, text: str, fix: str = "", gpus: Collection[GpuState] = ()) -> Line:
     """Return a line about these GPUs; the functions below fix its level."""
-    return Line(name, level, text, fix, tuple(gpu.device.index for gpu in gpus))
+    return lambda group: Finding(group, name, level, text, fix, tuple(gpu.device.index for gpu in gpus))
 
 
 ok = partial(line, Level.OK)

@@ -46,7 +46,7 @@ def judge(facts: MachineFacts) -> tuple[Finding, ...]:
     else:
         sections = [(Topic.LIBRARIES, _torch_for_cores(facts.software))]
     sections += [(Topic.HOST, judge_host(facts, gpus)), (Topic.VARIABLES, _variables(facts))]
-    return tuple(Finding(group, *line) for group, lines in sections for line in lines)
+    return tuple(of(group) for group, lines in sections for of in lines)
 
 
 def visible_gpus(facts: MachineFacts) -> tuple[GpuState, ...]:
