@@ -31,7 +31,8 @@ from collbench.runfile.codec import plain
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, measured, pair_run, run_of
-from tests.cli.program import environment, fake_gpus, fake_uuid, on_gpus, save_run, saved_in
+from tests.cli.program import Program, environment, fake_gpus, fake_uuid, on_gpus, save_run, saved_in
+from tests.golden.commands import CLUSTER
 from tests.native.fakes import Fakes, Outcome
 from tests.sim.made import fabric_text
 
@@ -178,7 +179,7 @@ def test_a_probe_leaves_neither_cuda_nor_a_process_behind(fakes: Fakes) -> None:
 
 # --- measure, compare ---------------------------------------------------------------------------------------------
 
-SIMULATED: dict[str, Any] = {"backend": "sim", "fabric": "dgx-1v", "quick": True, "sizes": "1M", "seed": 7}
+SIMULATED: dict[str, Any] = {"backend": "sim", "fabric": "nvlink-pairs-2x2", "quick": True, "sizes": "1M", "seed": 7}
 
 
 @pytest.fixture
@@ -188,19 +189,19 @@ def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "state" / "collbench" / "runs"
 
 
-@pytest.mark.parametrize("command", ["pairs", "copies", "allreduce", "check"])
-def test_measure_is_the_command(state: Path, tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize("command", ["copies", "allreduce", "check"])
+def test_measure_is_the_command(program: Program, tmp_path: Path, command: str) -> None:
     run = collbench.measure(command, **SIMULATED)
     (listed,) = collbench.runs()
     assert run_file.dumps(collbench.load(listed.path)) == run_file.dumps(run)
-    args = [*run.settings.command, "--seed", "7", "--output", str(tmp_path / "typed.json")]
-    subprocess.run([sys.executable, "-m", "collbench", *args], check=False, capture_output=True)
+    program(*run.settings.command, "--seed", "7", "--output", "typed.json")
     from_command = collbench.load(tmp_path / "typed.json")
     assert from_command.measurements == run.measurements
 
 
 def test_what_check_measures_is_confirmed_and_judged(state: Path, tmp_path: Path) -> None:
-    fabric = dataclasses.replace(fabrics.load("dgx-1v"), faults=(Fault(FaultKind.SLOW_LINK, (0, 3), factor=0.5),))
+    slow = Fault(FaultKind.SLOW_LINK, (0, 3), factor=0.5)
+    fabric = dataclasses.replace(fabrics.load("nvlink-pairs-2x2"), faults=(slow,))
     (tmp_path / "slow.json").write_text(fabric_text(fabric), encoding="utf-8")
     run = collbench.measure("check", backend="sim", fabric=str(tmp_path / "slow.json"), seed=3)
     assert {0, 3} in [set(verdict.members) for verdict in collbench.check(run)]
@@ -384,45 +385,38 @@ def test_a_verdict_has_an_explanation() -> None:
 # --- predict, nodes, topo, doctor, train_command --------------------------------------------------------------------
 
 
-def printed(*args: str) -> Any:
-    """Return the JSON that a command prints."""
-    done = subprocess.run([sys.executable, "-m", "collbench", *args], check=False, capture_output=True, text=True)
-    return json.loads(done.stdout)
-
-
-def test_predict_is_the_command(state: Path, tmp_path: Path) -> None:
+def test_predict_is_the_command(program: Program, tmp_path: Path) -> None:
     run = collbench.measure("pairs", **SIMULATED | {"sizes": "8,1M,64M"}, output=tmp_path / "run.json")
     predicted = collbench.predict(run, params="124M", strategy="fsdp", gpus=[2])
     args = ("--params", "124M", "--strategy", "fsdp", "--gpus", "2", "--json")
-    reported = printed("predict", str(tmp_path / "run.json"), *args)
+    reported = json.loads(program("predict", "run.json", *args).out)
     fields = json.loads(json.dumps(prediction.training_json(predicted)))
     assert {**fields, "interrupted": [], "contention": []} == reported
     assert collbench.predict([run], params=124_000_000).cases == collbench.predict(run, params="124M").cases
 
 
-def test_nodes_is_the_command() -> None:
-    cluster = collbench.nodes(3, backend="sim", fabric_cluster="thin-32", seed=1)
+def test_nodes_is_the_command(program: Program) -> None:
+    Path("eight.json").write_text(json.dumps(CLUSTER | {"slow_nodes": []}), encoding="utf-8")
+    cluster = collbench.nodes(3, backend="sim", fabric_cluster="eight.json", seed=1)
     assert cluster is not None
-    args = ("--fabric-cluster", "thin-32", "--select", "3", "--seed", "1", "--json")
-    reported = printed("nodes", "--backend", "sim", *args)
-    assert as_plain(cluster.origin, cluster.judgement, cluster.choice, cluster.truth) == reported
-    assert cluster.status == 0
+    args = ("--fabric-cluster", "eight.json", "--select", "3", "--seed", "1", "--json")
+    printed = program("nodes", "--backend", "sim", *args)
+    assert as_plain(cluster.origin, cluster.judgement, cluster.choice, cluster.truth) == json.loads(printed.out)
+    assert cluster.status == printed.status == 0
 
 
-def test_topo_is_the_command(tmp_path: Path) -> None:
-    topology, reported = (
-        collbench.topo(backend="sim", fabric="dgx-1v"),
-        printed("topo", "--backend", "sim", "--fabric", "dgx-1v", "--json"),
-    )
+def test_topo_is_the_command(program: Program) -> None:
+    topology = collbench.topo(backend="sim", fabric="dgx-1v")
+    reported = json.loads(program("topo", "--backend", "sim", "--fabric", "dgx-1v", "--json").out)
     assert (plain(topology.devices), plain(topology.paths)) == (reported["devices"], reported["paths"])
     assert (topology.backend, topology.fabric) == (reported["backend"], reported["fabric"]) == ("sim", "dgx-1v")
     text = Path(__file__).parent / "data" / "topologies" / "dgx-1v.txt"
     assert [path.label for path in collbench.topo(text).paths] == [path.label for path in topology.paths]
 
 
-def test_doctor_is_the_command(state: Path) -> None:
+def test_doctor_is_the_command(program: Program) -> None:
     findings = collbench.doctor("host")
-    reported = printed("doctor", "--backend", "host", "--json")
+    reported = json.loads(program("doctor", "--backend", "host", "--json").out)
     assert [(finding["level"], finding["group"]) for finding in reported["findings"]] == [
         (finding.level, finding.group) for finding in findings
     ]
@@ -430,13 +424,12 @@ def test_doctor_is_the_command(state: Path) -> None:
         collbench.doctor("sim")
 
 
-def test_train_command_is_what_train_would_start(tmp_path: Path) -> None:
+def test_train_command_is_what_train_would_start(program: Program) -> None:
     args = ["--devices", "0", "--backend", "host", "--no-python", "true"]
     launch = collbench.train_command(args)
-    command = [sys.executable, "-m", "collbench", "train", "--dry-run", *args]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == torchrun.shell_line(launch.changes, launch.command)
-    assert done.stderr.strip() == f"collbench: {launch.choice}"
+    done = program("train", "--dry-run", *args)
+    assert done.out.strip() == torchrun.shell_line(launch.changes, launch.command)
+    assert done.line == launch.choice
     for wrong in ("--devices 0 true", ["--help"], [], [7], ["--backend", "sim", "--devices", "0", "x.py"]):
         with pytest.raises(collbench.Error):
             collbench.train_command(wrong)  # type: ignore[arg-type]

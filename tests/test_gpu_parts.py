@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.gpu.conftest import part_of
 
 ROOT = Path(__file__).parent.parent
 TESTS = "".join(f"def test_{number}() -> None:\n    pass\n" for number in range(7))
@@ -33,17 +35,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_parts_are_all_tests_and_none_twice(folder: Path) -> None:
-    every = [f"gpu/test_gpu.py::test_{number}" for number in range(7)]
-    parts = [collected(folder, "-m", "gpu", "--part", f"{number}/3") for number in (1, 2, 3)]
-    assert sorted(chain.from_iterable(parts)) == every
-    assert [len(part) for part in parts] == [3, 2, 2]
+    every: list[Any] = [*range(7)]
+    parts: list[list[Any]] = [part_of(every, f"{number}/3") for number in (1, 2, 3)]
+    assert parts == [[0, 3, 6], [1, 4], [2, 5]]
     assert len(collected(folder, "--part", "1/7")) == 1 + 7  # those elsewhere are not divided
-    assert len(collected(folder)) == 14
+    assert len(collected(folder, "-m", "gpu")) == 7
 
 
-@pytest.mark.parametrize("part", ["4/3", "a/b"])
-def test_what_is_no_part_is_refused_in_a_line(folder: Path, part: str) -> None:
-    command = [sys.executable, "-m", "pytest", "gpu", "--part", part]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 4
-    assert f"ERROR: --part {part}: write K/N" in done.stderr
+@pytest.mark.parametrize("part", ["4/3", "0/3", "a/b"])
+def test_what_is_no_part_is_refused_in_a_line(part: str) -> None:
+    with pytest.raises(pytest.UsageError, match=f"--part {part}: write K/N"):
+        part_of([], part)

@@ -34,6 +34,7 @@ def lines(picture: ElementTree.Element) -> list[str]:
     return shown
 
 
+@pytest.mark.usefixtures("loaded_program")
 @pytest.mark.parametrize("name", terminal_pictures.PICTURES)
 def test_a_picture_shows_what_its_command_prints(name: str, tmp_path: Path) -> None:
     command = terminal_pictures.made(tmp_path, name)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -39,6 +40,17 @@ LOADS_TORCH = {
 }
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@cache
+def texts() -> dict[Path, str]:
+    """Return all sources of the package."""
+    return {path: path.read_text(encoding="utf-8") for path in SOURCES}
+
+
 def module_path(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
@@ -54,13 +66,13 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 def impurities(source: str) -> list[str]:
     """Return the names of a source's calls that do I/O."""
-    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    calls = (node for node in ast.walk(parsed(source)) if isinstance(node, ast.Call))
     return [name for node in calls if (name := ast.unparse(node.func).split(".")[-1]) in IMPURE_CALLS]
 
 
 def loads_torch(source: str) -> bool:
     """True when importing a module with this source imports torch: functions and TYPE_CHECKING blocks do not count."""
-    pending: list[ast.AST] = [ast.parse(source)]
+    pending: list[ast.AST] = [parsed(source)]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.Import | ast.ImportFrom) and "torch" in {name.split(".")[0] for name in imports(node)}:
@@ -89,13 +101,12 @@ MAY_SET |= {("replay.py", '"NCCL_P2P_DISABLE":')}  # and `replay --without p2p`
 
 
 def test_a_pure_package_has_no_io() -> None:
-    pure = [path for path in SOURCES if module_path(path).startswith(PURE)]
-    assert {module_path(path) for path in pure if impurities(path.read_text(encoding="utf-8"))} == READS_ITS_OWN
+    pure = {module_path(path): text for path, text in texts().items() if module_path(path).startswith(PURE)}
+    assert {module for module, text in pure.items() if impurities(text)} == READS_ITS_OWN
 
 
 def test_torch_is_loaded_late() -> None:
-    loading = {module_path(path) for path in SOURCES if loads_torch(path.read_text(encoding="utf-8"))}
-    assert loading == LOADS_TORCH
+    assert {module_path(path) for path, text in texts().items() if loads_torch(text)} == LOADS_TORCH
 
 
 @pytest.mark.parametrize("module", ["collbench.cli.program", "collbench.measurement.backends.host"])
@@ -151,8 +162,8 @@ def test_a_command_of_the_main_house_loads_no_annex_outside_a_launch() -> None:
 
 
 def test_no_writer_of_json_writes_what_json_has_not() -> None:
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, text in texts().items():
+        for node in ast.walk(parsed(text)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"json.dump", "json.dumps", "json.JSONEncoder"}:
                 strict = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "allow_nan"]
                 assert strict == ["False"], f"{path}:{node.lineno} could write NaN: add allow_nan=False"
@@ -170,14 +181,13 @@ MAY_WRITE_EXPONENTS |= {
 
 def exponents(source: str) -> list[str]:
     """Return the formats of a source that write large numbers with an exponent."""
-    values = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FormattedValue) and node.format_spec)
+    values = (node for node in ast.walk(parsed(source)) if isinstance(node, ast.FormattedValue) and node.format_spec)
     formats = (ast.unparse(node.format_spec) for node in values if node.format_spec)
     return [spec for spec in formats if re.search(r"[eEgG]['\"]$", spec)]
 
 
 def test_figures_are_written_in_fixed_notation() -> None:
-    writing = {module_path(path) for path in SOURCES if exponents(path.read_text(encoding="utf-8"))}
-    assert writing <= MAY_WRITE_EXPONENTS
+    assert {module_path(path) for path, text in texts().items() if exponents(text)} <= MAY_WRITE_EXPONENTS
 
 
 def test_no_source_sets_or_hides_what_nccl_reads_nor_uses_multicast() -> None:

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.choose.choice import How, TieBreak
-from collbench.choose.fitness import left_out
 from collbench.choose.problem import choose_by_labels
 from collbench.choose.select import choose, evidence
 from collbench.machine.nvidia_smi import facts, read_topology
@@ -234,27 +233,6 @@ def test_those_that_are_left_are_no_choice() -> None:
     run.health_before = (Health(processes=1), *[IDLE] * 3)
     chosen = choose(run, 3)
     assert (chosen.members, chosen.why(gpus(20))) == ((1, 2, 3), "the 3 of 4 devices that are left")
-
-
-@pytest.mark.parametrize(("n", "k"), [(4, 2), (5, 3), (6, 3), (6, 4), (8, 4), (18, 3)])
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
-def test_no_set_with_a_bad_pair_is_chosen_while_another_exists(n: int, k: int, share: float) -> None:
-    drawn = random.Random(n * k)
-    for _ in range(5):
-        bad = {pair for pair in combinations(range(n), 2) if drawn.random() < share}
-        points = [measured(Operation.ALLREDUCE, pair, drawn.uniform(50, 300)) for pair in combinations(range(n), 2)]
-        for point in points:
-            if point.point.members in bad:
-                point.wrong = 5
-        run = run_of(gpus(n), points, paths(n, "NV4"))
-        out = {one.member for one in left_out(run)}
-        fit = [member for member in range(n) if member not in out]
-        sound = [some for some in combinations(fit, k) if not bad & set(combinations(some, 2))]
-        if len(fit) < k:
-            continue
-        chosen = choose(run, k)
-        assert bool(chosen.failed) is not bool(sound), (bad, chosen.members)
-        assert bool(bad & set(combinations(sorted(chosen.members), 2))) is not bool(sound)
 
 
 def test_a_default_with_a_corrupt_pair_is_said_to_carry_nothing() -> None:

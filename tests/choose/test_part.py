@@ -1,15 +1,16 @@
-"""A run over four devices, narrowed to those that a job may use."""
+"""A run narrowed to those that a job may use."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from collbench.choose.freshness import part, spread
+from collbench.choose.freshness import part, restricted, spread
 from collbench.choose.select import choose
 from collbench.model.errors import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
-from collbench.model.run import Health, InterferenceCheck, Path
-from tests.builders import pair_run
+from collbench.model.run import Flag, FlagKind, Health, InterferenceCheck, Mark, MarkKind, Path, SkipKind, Skipped
+from collbench.report import sentences
+from tests.builders import gpus, measured, pair_run, paths, run_of
 
 # 1-3 is the fastest pair that does not touch device 0.
 RATES = {(0, 1): 400.0, (1, 3): 300.0}
@@ -59,3 +60,18 @@ def test_a_run_of_some_of_them_names_the_same_devices_among_all() -> None:
     assert found.point.members == (1, 3)
     assert found.failure is not None
     assert (found.failure.devices, found.failure.groups) == ((3,), ((1, 3),))
+
+
+def test_what_names_a_device_names_it_by_its_new_position() -> None:
+    found = measured(Operation.ALLREDUCE, (3, 2), 100.0)
+    flag, mark = Flag(FlagKind.HOT, (3,), 90), Mark(MarkKind.IMPOSSIBLE, (2,), 500.0, 450.0)
+    found.samples = [replace(sample, flags=(flag,), marks=(mark,)) for sample in found.samples]
+    run = run_of(gpus(4), [found], paths(4))
+    run.skipped = [Skipped(SkipKind.NO_PEERS, None, one) for one in ((2, 3), (0, 3), ())]
+    own = restricted(run, (3, 2))
+    assert {(sample.flags[0].devices, sample.marks[0].devices) for sample in own.measurements[0].samples} == {
+        ((0,), (1,))
+    }
+    assert sentences.flag(own.measurements[0].samples[0].flags[0], own.devices) == sentences.flag(flag, run.devices)
+    assert [left.members for left in own.skipped] == [(1, 0), ()]
+    assert run.measurements[0].samples[0].flags == (flag,)

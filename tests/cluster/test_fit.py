@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import numpy as np
 import pytest
@@ -76,11 +75,3 @@ def test_pairs_that_leave_a_hiding_switch_say_nothing_of_their_nodes() -> None:
     pairs = seen(18, lambda a, b: 50.0 if a // 6 != b // 6 else 90.0 if 7 in (a, b) else 100.0)
     found = fit(pairs, [switches], hiding=switches)
     assert np.exp(found.sends) == pytest.approx([0.9 if node == 7 else 1.0 for node in range(18)], rel=1e-2)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_relabelling_the_nodes_permutes_the_effects(seed: int) -> None:
-    names = random.Random(seed).sample(range(12), 12)
-    pairs = seen(12, slow(1, 7), 2, 0.02)
-    renamed = [Observation(names[pair.first], names[pair.second], pair.gbs) for pair in pairs]
-    assert fit(renamed).sends[names] == pytest.approx(fit(pairs).sends, abs=1e-4)

@@ -132,10 +132,9 @@ def test_a_node_behind_a_slow_uplink_that_met_one_slow_neighbour_meets_others_be
     assert (0 in found.slow_uplinks[0].members, 0 in names_of(found), found.suspects) == (True, False, None)
 
 
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("known", [True, False])
-def test_relabelling_the_nodes_permutes_the_answer(seed: int, known: bool) -> None:
-    names = random.Random(seed).sample(range(16), 16)
+def test_relabelling_the_nodes_permutes_the_answer(known: bool) -> None:
+    names = random.Random(1).sample(range(16), 16)
     pairs = seen(16, shared(4, 5, 6, 7, also=slow(1)), 4, 0.01)
     renamed = [Observation(names[pair.first], names[pair.second], pair.gbs) for pair in pairs]
     (level,) = leaves(16, 4)
@@ -158,19 +157,18 @@ def with_levels(
     return seen(nodes, rate, times, sigma, one_way=one_way, seed=seed)
 
 
-@pytest.mark.parametrize("one_way", [False, True])
-@pytest.mark.parametrize("nodes", [3, 4, 8])
+@pytest.mark.parametrize(("nodes", "one_way"), [(3, False), (4, True), (8, False)])
 def test_pairs_with_levels_of_their_own_accuse_nobody(nodes: int, one_way: bool) -> None:
     """At the family's 5% one of 20 clusters may be judged wrongly; a third to a tenth were."""
     accused = sum(bool(names_of(judge(with_levels(nodes, seed, one_way=one_way), nodes))) for seed in range(20))
     assert accused <= 1
 
 
-@pytest.mark.parametrize(("times", "sigma"), [(200, 0.1), (4, 0.3)])
+@pytest.mark.parametrize(("times", "sigma"), [(100, 0.1), (4, 0.3)])
 def test_three_nodes_whose_pairs_leave_no_residual_accuse_nobody(times: int, sigma: float) -> None:
     """Three effects explain three pairs exactly: what is known of their scatter comes from their rounds, and from δ."""
-    accused = sum(bool(names_of(judge(with_levels(3, seed, times=times, sigma=sigma), 3))) for seed in range(40))
-    assert accused <= 2
+    accused = sum(bool(names_of(judge(with_levels(3, seed, times=times, sigma=sigma), 3))) for seed in range(20))
+    assert accused <= 1
 
 
 def test_a_node_at_half_rate_is_slow_where_only_two_measurements_are_without_it() -> None:
@@ -179,11 +177,10 @@ def test_a_node_at_half_rate_is_slow_where_only_two_measurements_are_without_it(
     assert [node.state for node in found.nodes] == [State.HEALTHY, State.HEALTHY, State.SLOW]
 
 
-@pytest.mark.parametrize("one_way", [False, True])
-@pytest.mark.parametrize("nodes", [3, 4, 8])
+@pytest.mark.parametrize(("nodes", "one_way"), [(3, True), (4, False), (8, True)])
 def test_a_node_at_half_rate_stands_out_from_such_pairs(nodes: int, one_way: bool) -> None:
     named = [
-        names_of(judge(with_levels(nodes, seed, one_way=one_way, slow_node=seed % nodes), nodes)) for seed in range(10)
+        names_of(judge(with_levels(nodes, seed, one_way=one_way, slow_node=seed % nodes), nodes)) for seed in range(6)
     ]
     assert all(seed % nodes in nodes_named for seed, nodes_named in enumerate(named))
     assert sum(len(nodes_named) > 1 for nodes_named in named) <= 1

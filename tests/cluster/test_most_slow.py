@@ -14,9 +14,10 @@ from collbench.cluster.switches import Switches
 from tests.cluster.made import judged, leaves, names_of, seen, slow
 
 
-@pytest.mark.parametrize("known", [(), leaves(16, 8)], ids=["switches unknown", "known"])
-@pytest.mark.parametrize("ratio", [0.5, 0.7])
-@pytest.mark.parametrize("count", [7, 8, 10, 13])
+@pytest.mark.parametrize(
+    ("count", "ratio", "known"),
+    [(7, 0.5, ()), (8, 0.7, ()), (13, 0.7, ()), (8, 0.5, leaves(16, 8)), (10, 0.7, leaves(16, 8))],
+)
 def test_the_slow_ones_are_named_and_the_fast_ones_chosen(
     count: int, ratio: float, known: tuple[Switches, ...]
 ) -> None:

@@ -190,23 +190,23 @@ def late() -> Run:
     return run
 
 
-def small_allreduces() -> Run:
+def small_allreduces(name: str = "NVIDIA H100 80GB HBM3", count: int = 2, layers: int = 80) -> Run:
     """Small all-reduces of two H100, of which symmetric memory wins up to 32K, as measured once, rounded."""
     times = {
         Registration.NONE: {128: 6.04, 16 * KIB: 6.91, 32 * KIB: 7.4, 64 * KIB: 8.0, MIB: 16.0},
         Registration.BUFFER: {128: 6.04, 16 * KIB: 6.90, 32 * KIB: 7.4, 64 * KIB: 8.0, MIB: 16.0},
         Registration.WINDOW: {128: 4.03, 16 * KIB: 4.69, 32 * KIB: 5.9, 64 * KIB: 8.0, MIB: 18.0},
     }
-    run = run_of(gpus(2, "NVIDIA H100 80GB HBM3"), [], command=("latency", "--collectives"))
+    run = run_of(gpus(count, name), [], command=("latency", "--collectives"))
     for kind, sizes in times.items():
         for size, microseconds in sizes.items():
-            point = DataPoint(Operation.ALLREDUCE, (0, 1), size, registration=kind)
+            point = DataPoint(Operation.ALLREDUCE, tuple(range(count)), size, registration=kind)
             # Trials of one pass are compared: all kinds share its disturbance of up to 0.4%.
             seconds = [microseconds * 1e-6 * (1 + trial / 1000) for trial in range(5)]
             samples = [Sample((second,) * 2, 20, concurrent=False) for second in seconds]
             run.measurements.append(Measurement(point, samples, StopReason.PRECISION))
-            run.latencies.append(Latency(point, (RankLaunches((0,) * 400, (8_000,) * 400),) * 2))
-    run.settings = replace(run.settings, layers=80, dtype="bfloat16")
+            run.latencies.append(Latency(point, (RankLaunches((0,) * 400, (8_000,) * 400),) * count))
+    run.settings = replace(run.settings, layers=layers, dtype="bfloat16")
     return run
 
 

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +31,7 @@ from collbench.api import by_run
 from collbench.choose.freshness import Here
 from collbench.cli.program import cli
 from collbench.cli.terminal import show_page
+from collbench.cluster import measure
 from collbench.measurement.backends import factory
 from collbench.report import terminal
 from collbench.report.text.layout import Page
@@ -47,6 +49,9 @@ NCCL = {"NCCL_NVLS_ENABLE": "0"}
 ALL = COMMANDS | {f"help-{name}": f"{name} --help" for name in cli.list_commands(None)}  # type: ignore[arg-type]
 
 
+_surveyed = cache(measure.survey_cluster)
+
+
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
     """The program, where nothing of this machine is seen."""
@@ -56,6 +61,7 @@ def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     for name, value in {**NCCL, "TZ": "UTC", "TERM": "xterm-256color"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(random.SystemRandom, "randrange", lambda *_: 1)  # the seed where none is given
+    monkeypatch.setattr(measure, "survey_cluster", _surveyed)
     return Program(monkeypatch, capsys)
 
 

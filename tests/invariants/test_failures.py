@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,14 +16,13 @@ from collbench.judge.outcome import TroubleKind, outcome
 from collbench.judge.references import ReferenceVerdict, load
 from collbench.judge.references import judge as against
 from collbench.judge.summary import rank_summary
-from collbench.judge.tiers import Relation, rank_pairs, verdict_of
+from collbench.judge.tiers import Relation, verdict_of
 from collbench.model.errors import ExitStatus, FailureKind, UsageError
-from collbench.model.operations import Operation, Work
+from collbench.model.operations import Work
 from collbench.model.run import Health, Measurement, Run, StopReason
 from collbench.report.text import verdicts
 from collbench.report.text.frame import headline
 from collbench.report.text.run_page import page
-from collbench.runfile import run_file
 from tests.builders import in_words
 from tests.invariants.machines import COPIES, PAIRS, Made, machines, shuffled, tried, without_points
 from tests.report.pages import text
@@ -149,13 +146,3 @@ def test_a_fault_that_breaks_the_data_or_the_work_is_status_4(made: Made) -> Non
     run = made.run(PAIRS)
     broken = bool(run.skipped) or any(found.failure for found in run.measurements)
     assert (outcome(run).status is ExitStatus.UNTRUSTED) is broken
-
-
-def test_the_committed_table_of_one_to_all_copies_is_impossible_first() -> None:
-    """1185 GB/s over a port of 450."""
-    results = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers"
-    run = run_file.load(results / "copies.json")
-    assert outcome(run).status is ExitStatus.CONTRADICTION
-    assert first_line(run).startswith("IMPOSSIBLE: GPU")
-    assert outcome(run).troubles[0].figure == pytest.approx(1185.7, abs=0.1)
-    assert rank_pairs(run, Operation.CE_WRITE, 512 * 2**20) is not None

@@ -7,15 +7,19 @@ import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import permutations
-from pathlib import Path
+from pathlib import Path as File
+
+import numpy as np
+from numpy.typing import NDArray
 
 from collbench.judge.compare import Change, Comparison, compare
+from collbench.judge.point_noise import note_noise
 from collbench.model.operations import Operation
-from collbench.model.run import Measurement, Run, Sample
+from collbench.model.run import Measurement, Path, Run, Sample
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, noisy, run_of
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = File(__file__).parents[2] / "benchmarks" / "results"
 FAIL = 0.05
 SIZES = (2**22, 2**26, 2**30)
 
@@ -42,6 +46,21 @@ def change_of(
     runs = [run_of(gpus(4), [*others, measured(work, (0, 1), rates, size=size)]) for rates in (base, new)]
     found = compare(replace(runs[0], **more), replace(runs[1], **more), FAIL)  # type: ignore[arg-type]
     return next(change for change in found.changes if change.key.members == (0, 1))
+
+
+COPIES = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
+
+
+def drawn(logs: NDArray[np.float64], count: int, links: Sequence[Path], size: int = 2**30) -> Run:
+    """Return copies between so many GPUs, at 300 GB/s times these logs: shape (kinds of copies, links, trials)."""
+    found = [
+        measured(operation, link, (300 * np.exp(logs[at, number])).tolist(), size)
+        for at, operation in enumerate(COPIES[: len(logs)])
+        for number, link in enumerate(permutations(range(count), 2))
+    ]
+    run = run_of(gpus(count), found, links)
+    note_noise(run)
+    return run
 
 
 def scaled(run: Run, factor: float) -> Run:

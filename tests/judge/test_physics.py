@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import tarfile
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path as File
@@ -185,41 +182,3 @@ def test_without_copies_a_collective_may_show_hidden_nvlinks_up_to_all_that_a_gp
     run = replace(run, machine=Machine("vm", "Linux", "", multicast=False))
     assert impossible(replace(run, measurements=[measured(Operation.ALLREDUCE, FOUR, 200.0)])) == []
     assert impossible(replace(run, measurements=[measured(Operation.ALLREDUCE, FOUR, 400.0)]))
-
-
-def texts() -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of each committed run, archives opened."""
-    for file in sorted(RESULTS.rglob("*.json*")):
-        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        yield str(file.relative_to(RESULTS)), content.decode()
-    for file in sorted(RESULTS.rglob("*.tar.gz")):
-        with tarfile.open(file) as archive:
-            for member in archive:
-                inside = archive.extractfile(member) if member.name.endswith(".json") else None
-                if inside is not None:
-                    yield f"{file.relative_to(RESULTS)}:{member.name}", inside.read().decode(errors="replace")
-
-
-def test_of_all_committed_runs_those_with_wrong_times_are_found_and_no_other() -> None:
-    """Transfers that did not start at once in `copies`; reads of 16 and 64 MiB from a cache in `full.json`."""
-    batches: dict[str, Counter[tuple[str, int]]] = {}
-    runs = 0
-    for name, text in texts():
-        if '"collbench-run"' in text[:100]:
-            runs += 1
-            bad = impossible(run_file.loads(text, name))
-            if bad:
-                batches[name] = Counter({})
-                for rate in bad:
-                    batches[name][str(rate.point.work), rate.point.size_bytes] += rate.batches
-    half = 512 * 2**20
-    assert runs > 150
-    assert batches == {
-        "2026-11-21-4xh200-peers/copies.json": {
-            ("ce-write one-to-all", half): 24,
-            ("ce-read one-to-all", half): 24,
-            ("sm-write one-to-all", half): 13,
-            ("sm-read all-to-one", half): 3,
-        },
-        "2026-11-21-4xh200-peers/runs.tar.gz:full.json": {("sm-read", 16 * 2**20): 72, ("sm-read", 64 * 2**20): 72},
-    }

@@ -12,22 +12,15 @@ from collbench.judge.stats import half_width
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Noise, Run
 from tests.builders import GIB, gpus, measured, paths, run_of
+from tests.judge.runs import drawn
 
 Logs = NDArray[np.float64]
 LINKS = [*permutations(range(4), 2)]
-COPIES = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
 
 
 def run_with(logs: Logs) -> Run:
     """Return a run with copies on the twelve links of four GPUs, shape (works, links, trials); GPU3 is over PCIe."""
-    found = [
-        measured(operation, link, np.exp(logs[at, number]).tolist())
-        for at, operation in enumerate(COPIES[: len(logs)])
-        for number, link in enumerate(LINKS)
-    ]
-    run = run_of(gpus(4), found, paths(4, but={(0, 3): "SYS", (1, 3): "SYS", (2, 3): "SYS"}))
-    note_noise(run)
-    return run
+    return drawn(logs, 4, paths(4, but={(0, 3): "SYS", (1, 3): "SYS", (2, 3): "SYS"}))
 
 
 def normal(sigma: float, trials: int = 3, works: int = 4, seed: int = 1) -> Logs:

@@ -101,21 +101,6 @@ def test_of_equals_the_best_is_the_one_with_most_trials_whatever_its_number() ->
         assert set(relations.values()) == {Relation.TIED}
 
 
-def test_equal_pairs_under_noise_do_not_split() -> None:
-    """The bar is one run in a hundred; of these machines, whose seeds are fixed, none does."""
-    for machine in range(60):
-        found = ranked(8, lambda a, b, m=machine: noisy(300.0, 0.02, seed=10_000 * m + 100 * a + b))  # type: ignore[misc]
-        assert found.one_tier, machine
-
-
-def test_a_pair_that_is_8_percent_slow_is_found_under_2_percent_of_noise() -> None:
-    """The bar is 99 of 100; with the ten trials that such noise gets, of these 60 machines every one."""
-    for machine in range(60):
-        slow = one_slow((1, 2), 0.92)
-        found = ranked(4, lambda a, b, m=machine, s=slow: noisy(s(a, b), 0.02, 1000 * m + 10 * a + b, 10))  # type: ignore[misc]
-        assert [standing.pair for standing in found.standings if standing.tier == 2] == [(1, 2)], machine
-
-
 SWINGING = [285.0, 300.0, 315.0, 290.0, 310.0]
 
 

@@ -70,24 +70,27 @@ def test_trials_that_resemble_those_before_accuse_nobody(trials: int) -> None:
         note_noise(made)
         return made
 
-    assert sum(bool(faults(run(seed))) for seed in range(40)) <= 2
+    assert sum(bool(faults(run(seed))) for seed in range(20)) <= 1
 
 
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize(("count", "trials"), [(2, 3), (4, 3), (8, 3), (4, 7)])
+@pytest.mark.parametrize(
+    ("noise", "count", "trials"),
+    [*((noise, 4, 3) for noise in NOISES), *((noise, 4, 7) for noise in [*NOISES][::2]),
+     *((noise, 2, 3) for noise in [*NOISES][1::2]), ("exponential, 20%", 8, 3)],
+)  # fmt: skip
 def test_a_healthy_machine_is_well_however_its_noise_is_distributed(noise: str, count: int, trials: int) -> None:
     """A few machines of each size; benchmarks/verdicts.py judges thousands."""
-    wrong = [seed for seed in range(60 // count) if faults(copied(NOISES[noise], seed, count, trials))]
+    wrong = [seed for seed in range(40 // count) if faults(copied(NOISES[noise], seed, count, trials))]
     assert len(wrong) <= 1, wrong
 
 
 @pytest.mark.parametrize(
-    ("sigma", "trials", "factor"),
-    [(0.001, 3, 0.96), (0.005, 3, 0.94), (0.02, 3, 0.8), (0.01, 7, 0.92), (0.02, 12, 0.92), (0.1, 7, 0.5)],
-)
-@pytest.mark.parametrize("count", [4, 8])
+    ("sigma", "trials", "factor", "count"),
+    [(0.001, 3, 0.96, 8), (0.005, 3, 0.94, 4), (0.02, 3, 0.8, 4), (0.01, 7, 0.92, 4), (0.02, 12, 0.92, 4),
+     (0.1, 7, 0.5, 4)],
+)  # fmt: skip
 def test_a_slow_pair_is_found_in_noise_below_a_ceiling(sigma: float, trials: int, factor: float, count: int) -> None:
-    for seed in range(6):
+    for seed in range(4):
         pair = (seed % count, (seed + 1) % count)
         found = faults(copied(below_a_ceiling(sigma), seed, count, trials, pair, factor))
         assert any(one.members == tuple(sorted(pair)) for one in found), (seed, found)

@@ -100,9 +100,14 @@ def rank_alone(monkeypatch: pytest.MonkeyPatch, call: Any = None) -> Any:
     return overlap_worker.Rank(0, 1, Core())
 
 
-@pytest.mark.parametrize("stale", ["first", "previous"])
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("size_bytes", [2**16, 2**23], ids=["own messages", "one message"])
+@pytest.mark.parametrize(
+    ("operation", "size_bytes", "stale"),
+    [
+        *((operation, 2**16, "first") for operation in OPERATIONS),  # messages of their own
+        *((Operation.ALLREDUCE, size, "previous") for size in (2**16, 2**23)),
+        (Operation.ALLREDUCE, 2**23, "first"),  # which share one message
+    ],
+)
 def test_earlier_results_are_wrong_in_every_load(
     operation: Operation, size_bytes: int, stale: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ import gzip
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -15,58 +14,30 @@ import pytest
 
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.registration import published, small_allreduces
-from collbench.model.operations import Operation, Registration
-from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
+from collbench.model.operations import Registration
 from collbench.report.text.collectives import small_allreduces_json as as_json
 from collbench.report.text.run_page import page
-from tests.builders import gpus, run_of
-from tests.judge.test_tails import launches
+from tests.golden import made
 from tests.report.pages import text
 
 ROOT = Path(__file__).parents[2]
 H100 = "NVIDIA H100 80GB HBM3"
-# Two H100: windows win up to 32K, as measured once, rounded.
-TIMES = {
-    Registration.NONE: {128: 6.04, 2**14: 6.91, 2**15: 7.4, 2**16: 8.0, 2**20: 16.0},
-    Registration.BUFFER: {128: 6.04, 2**14: 6.90, 2**15: 7.4, 2**16: 8.0, 2**20: 16.0},
-    Registration.WINDOW: {128: 4.03, 2**14: 4.69, 2**15: 5.9, 2**16: 8.0, 2**20: 18.0},
-}
-
-
-def run_with(
-    kinds: tuple[Registration, ...] = tuple(Registration), name: str = H100, count: int = 2, layers: int = 80
-) -> Run:
-    """Return a run whose medians are TIMES, and whose single launches take 8 µs."""
-    measurements, singles = [], []
-    for kind in kinds:
-        for size, microseconds in TIMES[kind].items():
-            point = DataPoint(Operation.ALLREDUCE, tuple(range(count)), size, registration=kind)
-            # Trials of one pass are compared: all kinds share its disturbance of up to 0.4%.
-            samples = [
-                Sample((microseconds * 1e-6 * (1 + trial / 1000),) * 2, 20, concurrent=False) for trial in range(5)
-            ]
-            measurements.append(Measurement(point, samples, StopReason.PRECISION))
-            singles.append(replace(launches([0.0] * count), point=point))
-    run = run_of(gpus(count, name), measurements, command=("latency", "--collectives"))
-    run.latencies = singles
-    run.settings = replace(run.settings, layers=layers, dtype="bfloat16")
-    return run
 
 
 @pytest.mark.parametrize("layers", [1, 32])
 def test_a_token_costs_two_allreduces_of_each_layer(layers: int) -> None:
-    seconds = small_allreduces(run_with(layers=layers)).token_seconds
+    seconds = small_allreduces(made.small_allreduces(layers=layers)).token_seconds
     assert seconds[Registration.WINDOW] == pytest.approx(layers * 2 * 4.69e-6 * 1.002)
 
 
 def test_json_says_the_same_and_follows_its_schema() -> None:
     schema = json.loads((ROOT / "docs" / "answer.schema.json").read_text(encoding="utf-8"))
-    answer = json.loads(json.dumps(as_json(run_with())))
+    answer = json.loads(json.dumps(as_json(made.small_allreduces())))
     jsonschema.validate(answer, schema["properties"]["small_allreduces"], jsonschema.Draft202012Validator)
     assert [one["registrations"] for one in answer["fastest"]][:1] == [["window"]]
     assert answer["token"]["seconds"]["none"] == pytest.approx(160 * 6.91e-6 * 1.002)
     assert {"size_bytes": 2**14, "seconds": pytest.approx(4.44e-6)} in answer["custom_all_reduce"]["times"]
-    assert as_json(run_with(name="NVIDIA A100-SXM4-80GB"))["custom_all_reduce"] is None
+    assert as_json(made.small_allreduces(name="NVIDIA A100-SXM4-80GB"))["custom_all_reduce"] is None
 
 
 # Published times.
@@ -92,9 +63,9 @@ def test_json_says_the_same_and_follows_its_schema() -> None:
 def test_times_are_shown_for_the_machine_and_number_of_ranks_they_are_of(
     name: str, count: int, machine: str | None
 ) -> None:
-    custom = small_allreduces(run_with(name=name, count=count)).custom
+    custom = small_allreduces(made.small_allreduces(name=name, count=count)).custom
     assert (custom.machine if custom else None) == machine
-    shown = text(page(Diagnosis(run_with(name=name, count=count))), verbose=False)
+    shown = text(page(Diagnosis(made.small_allreduces(name=name, count=count))), verbose=False)
     assert (f"reference no published times of vLLM's custom all-reduce on {count} × {name}" in shown) == (not machine)
 
 

@@ -30,17 +30,14 @@ def page(run: Run, width: int = 100) -> str:
         ("a pair over the sockets", [(0, 2)], 5),
     ],
 )
-@pytest.mark.parametrize("sizes", [(2**26,), (2**26, 2**30)])
-def test_what_agrees_is_all_but_the_slow_pairs(
-    title: str, slowed: list[tuple[int, int]], healthy: int, sizes: tuple[int, ...]
-) -> None:
+def test_what_agrees_is_all_but_the_slow_pairs(title: str, slowed: list[tuple[int, int]], healthy: int) -> None:
     slow_links = tuple(Fault(FaultKind.SLOW_LINK, pair, factor=0.5) for pair in slowed)
-    asked = replace(ALL, backend="sim", sizes=sizes, command=("pairs",), isolated=True)
+    asked = replace(ALL, backend="sim", sizes=(2**26, 2**30), command=("pairs",), isolated=True)
     run = simulate(replace(fabrics.load("nvlink-pairs-2x2"), faults=slow_links), asked, 3)
     assert f"agree     {healthy} of 6 pairs: " in page(run), title
 
 
-@pytest.mark.parametrize("busy", [(3,), (3, 5), (1, 3, 5, 7)])
+@pytest.mark.parametrize("busy", [(3,), (1, 3, 5, 7)])
 def test_no_pair_of_a_busy_gpu_agrees(busy: tuple[int, ...]) -> None:
     loads = tuple(Fault(FaultKind.FOREIGN_LOAD, (gpu,), factor=0.9) for gpu in busy)
     asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",))
@@ -92,11 +89,10 @@ def test_check_says_what_is_below_normal_where_labels_and_copies_agree() -> None
 
 
 @pytest.mark.parametrize("kind", ["asymmetry", "intra-label-outlier", "order-inversion"])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_rate_the_percent_and_what_it_is_of_multiply_out(kind: str, seed: int) -> None:
+def test_the_rate_the_percent_and_what_it_is_of_multiply_out(kind: str) -> None:
     asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",), isolated=True)
-    fabric = faults.with_fault(fabrics.load("pcie-4-two-bridges"), kind, np.random.default_rng(seed))[0]
-    verdict = judge(simulate(fabric, asked, seed))[0]
+    fabric = faults.with_fault(fabrics.load("pcie-4-two-bridges"), kind, np.random.default_rng(1))[0]
+    verdict = judge(simulate(fabric, asked, 1))[0]
     assert verdict.kind.lower().replace("_", "-") == kind
     assert verdict.measured is not None
     assert verdict.theory_gbs is not None

@@ -124,7 +124,7 @@ def test_no_order_of_a_ring_beats_the_one_that_is_found() -> None:
         assert best_order(network, hops, every)[1] == pytest.approx(rates(hops, orders).max()), fabric.name
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_relabelling_the_gpus_changes_no_truth(seed: int) -> None:
     rng = np.random.default_rng(seed)
     fabric = next(fabric for fabric in iter(lambda: random_fabrics.make(rng), None) if len(fabric.gpus) <= 8)

@@ -32,6 +32,7 @@ def rates(fabric: Fabric, *links: tuple[int, int], staged: bool = False) -> list
         ("three out of a slot, one of them across", FOUR, [(2, 3), (2, 3), (2, 0)], [20 / 3] * 3),
         ("NVLinks are each a pair's own", complete(3), [(0, 1), (1, 2), (0, 2)], [10, 10, 10]),
         ("no peer access: through host memory", replace(FOUR, pcie_peers=False), [(0, 1)], [10]),
+        ("a bottleneck", faulty(complete(4), Fault(FaultKind.BOTTLENECK, gbs=15)), [(0, 1), (2, 3)], [7.5, 7.5]),
         ("sockets' link", tree(("root0", "root0", "root2", "root2")), [(0, 2), (1, 3)], [15, 15]),
     ],
 )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import comb
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collbench.model.errors import ExitStatus, Failure
 from collbench.model.operations import Endpoints, Operation, Work
@@ -23,7 +23,9 @@ from collbench.model.run import (
     Skipped,
     at_the_ends,
 )
-from collbench.model.units import grouped
+
+if TYPE_CHECKING:
+    from collbench.judge.physics import Impossible
 
 # Why a run has no figure for a set of devices: one answer for every page and command.
 
@@ -269,7 +271,9 @@ def _impossible(run: Run) -> Iterator[Trouble]:
     """Yield the devices whose link, port or slot some data points beat."""
     from collbench.judge.physics import impossible  # late: numpy, which --help does not need
 
-    beaten = grouped((tuple(sorted(excess.capacity.devices)), excess) for excess in impossible(run))
+    beaten: dict[tuple[int, ...], list[Impossible]] = {}
+    for excess in impossible(run):
+        beaten.setdefault(tuple(sorted(excess.capacity.devices)), []).append(excess)
     for devices, those in beaten.items():
         measured = frozenset(excess.point.work.place(excess.point.members) for excess in those)
         yield Trouble(

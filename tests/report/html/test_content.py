@@ -1,16 +1,20 @@
-"""What the page says of a run: its figures, its answers, its comparisons."""
+"""What the page says of a run: its figures, its answers, its comparisons, the families of its data points."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
 
+from collbench.judge.physics import Check
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Run
-from collbench.report.html.content import content
+from collbench.model.run import DataPoint, Measurement, Path, Run, Sample
+from collbench.report.html.content import content, families, limits_of
+from collbench.report.html.page import render
 from tests.builders import GIB, gpus, measured, pair_run, run_of
+from tests.golden.made import late
 from tests.report.html.runs import MIB, by_hand, figures, printed, recorded_content, recorded_gbs, series
 
 BANDWIDTH, BUSBW, TIME = "bandwidth", "bus bandwidth (busbw)", "time"
@@ -105,3 +109,41 @@ def test_an_interrupted_run_says_how_much_of_it_was_measured() -> None:
     shown = str(reported(replace(run, measurements=run.measurements[:4], complete=False)))
     assert "INTERRUPTED: 4 of 6 pairs, 4 data points measured" in shown
     assert "INTERRUPTED" not in str(reported(run))
+
+
+def test_single_launches_have_each_size_and_who_is_late() -> None:
+    drawn = render(reported(late()))
+    assert '<th scope="row">1G</th><td class="number">8.00</td>' in drawn
+    assert "GPU1 arrives 50.00 µs later than the others" in drawn
+
+
+def copies(variant: Variant, sets: tuple[tuple[int, ...], ...]) -> Run:
+    sample = Sample((0.01, 0.01), 1, concurrent=False)
+    measurements = [Measurement(DataPoint(Operation.CE_WRITE, some, GIB, variant), [sample]) for some in sets]
+    links = [Path((0, 1), "NV18", theory_gbs=450.0), Path((0, 2), "NV4", theory_gbs=100.0), Path((1, 2), "SYS")]
+    return run_of(gpus(3), measurements, links)
+
+
+LINKS = tuple(permutations(range(3), 2))
+
+
+@pytest.mark.parametrize(
+    ("title", "run", "limits"),
+    [
+        (
+            "a link has its path's, both ways round",
+            copies(Variant.PLAIN, LINKS),
+            {(0, 1): 450.0, (1, 0): 450.0, (0, 2): 100.0, (2, 0): 100.0},
+        ),
+        ("both ways at once carry twice as much", copies(Variant.BOTH_WAYS, ((0, 1),)), {(0, 1): 900.0}),
+        ("through host memory the path is another", copies(Variant.STAGED, LINKS), {}),
+        (
+            "one to all is as fast as twice its slowest link",
+            copies(Variant.ONE_TO_ALL, ((0, 1, 2),)),
+            {(0, 1, 2): 200.0},
+        ),
+    ],
+)
+def test_theory(title: str, run: Run, limits: dict[tuple[int, int], float]) -> None:
+    (family,) = families(run)
+    assert limits_of(family, Check(run)) == limits

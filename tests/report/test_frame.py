@@ -1,4 +1,4 @@
-"""What a page says that NCCL did not do although the user may expect it."""
+"""What frames every page: NVLS, what NCCL did not do, the names of places, the variables."""
 
 from __future__ import annotations
 
@@ -6,10 +6,36 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.model.operations import Operation, Registration, Work
+from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import CommandKind, Run
-from collbench.report.text.frame import nccl_notes
+from collbench.report.text.frame import device_names, nccl_notes, nvls, settings
 from tests.builders import gpus, measured, run_of
+
+
+@pytest.mark.parametrize(
+    ("title", "nccl", "setting", "multicast", "state"),
+    [
+        ("without NCCL", "", "0", True, ""),
+        ("nothing known", "2.28.9", None, None, ""),
+        ("switched off", "2.28.9", "0", True, "NVLS off (NCCL_NVLS_ENABLE=0)"),
+        ("GPUs that cannot", "2.28.9", None, False, "NVLS not supported by these GPUs"),
+        ("GPUs that can", "2.28.9", None, True, "NVLS possible: the GPUs support multicast, NCCL decides"),
+        (
+            "asked for",
+            "2.28.9",
+            "1",
+            True,
+            "NVLS possible (NCCL_NVLS_ENABLE=1): the GPUs support multicast, NCCL decides",
+        ),
+        ("asked for, nothing known of the GPUs", "2.28.9", "1", None, "NCCL_NVLS_ENABLE=1"),
+    ],
+)
+def test_the_words_of_nvls(title: str, nccl: str, setting: str | None, multicast: bool | None, state: str) -> None:
+    run = run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 100.0)])
+    run.machine = replace(run.machine, nccl=nccl, multicast=multicast)
+    run.settings = replace(run.settings, environment={} if setting is None else {"NCCL_NVLS_ENABLE": setting})
+    assert nvls(run) == state, title
+
 
 _BUFFER, _WINDOW = Registration.BUFFER, Registration.WINDOW
 
@@ -69,3 +95,27 @@ def test_where_one_process_is_as_good_nothing_is_said(
     run.machine = replace(run.machine, multicast=multicast)
     run.settings = replace(run.settings, **changes)  # type: ignore[arg-type]
     assert list(nccl_notes(run)) == [], title
+
+
+@pytest.mark.parametrize(
+    ("work", "devices", "name"),
+    [
+        (Work(Operation.CE_READ), (1, 0), "GPU1 → GPU0"),
+        (Work(Operation.CE_READ, Variant.STAGED), (1, 0), "GPU1 → GPU0"),
+        (Work(Operation.SM_READ, Variant.BOTH_WAYS), (0, 2), "GPU0 ↔ GPU2"),
+        (Work(Operation.SM_READ, Variant.ONE_TO_ALL), (1, 0, 2), "GPU1 → all others"),
+        (Work(Operation.SM_READ, Variant.ALL_TO_ONE), (1, 0, 2), "all others → GPU1"),
+        (Work(Operation.H2D_CE, Variant.HOST), (2,), "GPU2"),
+        (Work(Operation.GATHER), (0, 1, 2), "GPU0, GPU1, GPU2"),
+    ],
+)
+def test_places_are_named_as_the_work_uses_them(work: Work, devices: tuple[int, ...], name: str) -> None:
+    assert device_names(gpus(3), work, devices) == name
+
+
+def test_a_variable_that_nothing_reads_is_shown_with_the_one_that_was_probably_meant() -> None:
+    environment = {"NCCL_PROTOO": "LL", "NCCL_ALGO": "Ring", "NCCL_FASTRAK_X": "1", "CUDA_MODULE_LOADING": "EAGER"}
+    assert settings(environment) == (
+        "CUDA_MODULE_LOADING=EAGER, NCCL_ALGO=Ring, NCCL_FASTRAK_X=1, "
+        "NCCL_PROTOO=LL (not read; did you mean NCCL_PROTO?)"
+    )
