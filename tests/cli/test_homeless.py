@@ -159,4 +159,4 @@ def test_what_is_kept_only_this_user_can_write(program: Program, tmp_path: Path,
         assert stat.S_IMODE(created.stat().st_mode) == 0o700
     for file in (run, tmp_path / "named.json"):
         assert stat.S_IMODE(file.stat().st_mode) & (0o022 | umask) == 0
-    assert saved_runs.believed().files == (run,)
+    assert saved_runs.believed() == (run,)

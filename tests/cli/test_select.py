@@ -76,7 +76,7 @@ def test_a_gpu_that_is_busy_now_is_left_out_by_name_and_reason(
     assert "2" not in result.out.strip().split(",")
     assert "left out  GPU2: " in result.err
     fresh = replace(saved_run, health_before=now)  # what an old run saw is not what they leave
-    monkeypatch.setattr(by_run, "probe", lambda *_: by_run.SuitableRun(fresh, "a probe", probed=True))
+    monkeypatch.setattr(by_run, "probe", lambda *_: by_run.SuitableRun(fresh, "a probe"))
     assert program("select", "2", "--no-verify", "--allow-busy", "--format", "list").out == "2,3\n"
 
 

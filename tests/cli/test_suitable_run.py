@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collbench.api.by_run import SuitableRun
+from collbench.api.by_run import as_now
 from collbench.model.run import Health, Run
 from tests.builders import pair_run, shared, throttled
 
@@ -22,23 +22,21 @@ NOW = {device.uuid: state for device, state in zip(a_run().devices, _STATES, str
 
 
 def test_occupants_are_those_of_now_and_errors_count_from_the_day_of_the_run() -> None:
-    suitable = SuitableRun(a_run(), "saved").as_now(NOW)
+    suitable = as_now(a_run(), NOW)
     assert [state.processes for state in (*suitable.health_before, *suitable.health_after)] == [0, 2, 0, 2]
     assert [state.nvlink_errors for state in (*suitable.health_before, *suitable.health_after)] == [5, 0, 5, 3]
 
 
-def test_a_probe_has_just_looked_and_cores_have_no_health() -> None:
-    """The probe told its own workers from other processes; NVML by itself cannot."""
+def test_cores_have_no_health() -> None:
     run = a_run()
-    assert SuitableRun(run, "quick probe", probed=True).as_now(NOW) is run
     run.backend = "host"
-    assert SuitableRun(run, "saved").as_now(NOW) is run
+    assert as_now(run, NOW) is run
 
 
 def test_a_run_that_saw_no_health_takes_that_of_now() -> None:
     run = a_run()
     run.health_before = run.health_after = ()
-    suitable = SuitableRun(run, "saved").as_now(NOW)
+    suitable = as_now(run, NOW)
     assert [state.processes for state in suitable.health_before] == [0, 2]
 
 
@@ -47,5 +45,5 @@ def test_what_trials_saw_of_other_processes_is_forgotten_and_throttling_is_not()
     run.measurements[0].samples[:] = [
         replace(sample, flags=(throttled(0), shared(1))) for sample in run.measurements[0].samples
     ]
-    suitable = SuitableRun(run, "saved").as_now({})
+    suitable = as_now(run, {})
     assert {sample.flags for sample in suitable.measurements[0].samples} == {(throttled(0),)}

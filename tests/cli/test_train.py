@@ -132,7 +132,7 @@ def listed(monkeypatch: pytest.MonkeyPatch, program: Program) -> list[str]:
 
     def probe(*_: object) -> by_run.SuitableRun:
         probed.append("probe")
-        return by_run.SuitableRun(save_run(Path("probe.json"), gpus(4)), "quick probe", probed=True)
+        return by_run.SuitableRun(save_run(Path("probe.json"), gpus(4)), "quick probe")
 
     list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(by_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9"))

@@ -156,7 +156,7 @@ def test_allow_busy_measures_anew_for_a_saved_run_does_not_say_what_others_leave
 
     def probe(_wanted: object, why: str, _notices: object) -> by_run.SuitableRun:
         probed.append(why)
-        return by_run.SuitableRun(saved, "a probe", probed=True)
+        return by_run.SuitableRun(saved, "a probe")
 
     monkeypatch.setattr(by_run, "probe", probe)
     assert choice_of(train(program, "--auto-select", "2", "--allow-busy")) == "GPU2, GPU3"

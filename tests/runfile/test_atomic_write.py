@@ -15,7 +15,7 @@ from collbench.model.errors import RunFileError
 from collbench.runfile import atomic_write
 from tests.cli.program import collbench
 
-MESSAGE_PARTS = ("write", "--output")
+DOING = "write"
 
 
 def stand_in(path: Path) -> Path:
@@ -32,9 +32,9 @@ def read_from(pipe: Path, into: list[bytes]) -> threading.Thread:
 
 def test_a_pipe_gets_the_content_and_stays_a_pipe(tmp_path: Path) -> None:
     pipe, received = stand_in(tmp_path / "pipe"), list[bytes]()
-    atomic_write.check(pipe, *MESSAGE_PARTS)  # which must not end the reader's file
+    atomic_write.check(pipe, DOING)  # which must not end the reader's file
     reader = read_from(pipe, received)
-    atomic_write.write("whole", pipe, *MESSAGE_PARTS)
+    atomic_write.write("whole", pipe, DOING)
     reader.join(10)
     assert (received, pipe.is_fifo(), list(tmp_path.iterdir())) == ([b"whole"], True, [pipe])
 
@@ -47,7 +47,7 @@ def test_a_full_device_is_reported_and_stays_a_device(tmp_path: Path) -> None:
     except OSError as error:
         pytest.skip(f"no device can be made here: {error.strerror}")
     with pytest.raises(RunFileError, match="full: No space left on device; choose another place with --output FILE"):
-        atomic_write.write("too much", full, *MESSAGE_PARTS)
+        atomic_write.write("too much", full, DOING)
     assert full.is_char_device()
 
 
@@ -55,8 +55,8 @@ def test_a_link_keeps_pointing_at_the_file_that_is_written(tmp_path: Path) -> No
     (tmp_path / "runs").mkdir()
     (tmp_path / "latest.json").symlink_to("runs/new.json")
     for content in ("first", "second"):
-        atomic_write.check(tmp_path / "latest.json", *MESSAGE_PARTS, force=content == "second")
-        atomic_write.write(content, tmp_path / "latest.json", *MESSAGE_PARTS, force=content == "second")
+        atomic_write.check(tmp_path / "latest.json", DOING, force=content == "second")
+        atomic_write.write(content, tmp_path / "latest.json", DOING, force=content == "second")
         assert (tmp_path / "runs" / "new.json").read_text(encoding="utf-8") == content
     assert (tmp_path / "latest.json").is_symlink()
     assert list((tmp_path / "runs").iterdir()) == [tmp_path / "runs" / "new.json"]
@@ -66,9 +66,9 @@ def test_without_force_a_file_that_exists_is_never_replaced(tmp_path: Path) -> N
     path = tmp_path / "x.json"
     path.write_text("old", encoding="utf-8")
     with pytest.raises(RunFileError, match="it exists"):
-        atomic_write.check(path, *MESSAGE_PARTS)
+        atomic_write.check(path, DOING)
     with pytest.raises(RunFileError, match="it exists"):
-        atomic_write.write("new", path, *MESSAGE_PARTS)
+        atomic_write.write("new", path, DOING)
     assert path.read_text(encoding="utf-8") == "old"
 
 

@@ -34,12 +34,12 @@ from collbench.model.errors import BackendError, UsageError
 from collbench.model.units import amount
 from collbench.runfile import atomic_write, run_file
 
-_REFUSAL = ("save the ablation as", "--output")
+_DOING = "save the ablation as"
 
 
 def check_writable(path: Path, *, force: bool = False) -> None:
     """Raise RunFileError if an ablation could not be saved at `path`, or if a file exists there."""
-    atomic_write.check(path, *_REFUSAL, force=force)
+    atomic_write.check(path, _DOING, force=force)
 
 
 def collbench(*arguments: str) -> list[str]:
@@ -93,7 +93,7 @@ class Experiment:
         self, ablation: Ablation, plan: Setup, reporter: Reporter, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.ablation, self._plan, self._reporter, self._clock = ablation, plan, reporter, clock
-        self._file = atomic_write.OwnFile(plan.path, _REFUSAL, reporter.say, force=plan.force)
+        self._file = atomic_write.OwnFile(plan.path, _DOING, reporter.say, force=plan.force)
 
     def measure_allreduces(self) -> None:
         """Time the all-reduce of both arms, each in its own environment. Raises BackendError."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from collbench import untrusted
 from collbench.api import Notices
@@ -84,12 +84,8 @@ def _with_peers(answer: Selected, request: SelectRequest, backend: str, notices:
     devices = ",".join(device.uuid for device in selection.devices)
     if not capabilities(backend).simulated:
         notices.say("trying P2P between the only two GPUs for a few seconds")
-    try:
+    with _rewording(f"while trying P2P: {request.undone}", "cannot try P2P: {}; --no-verify leaves it out"):
         examined = examine(devices, backend, request.fabric, request.nccl, new_seed())
-    except KeyboardInterrupt as error:
-        raise Interrupted(f"interrupted while trying P2P: {request.undone}") from error
-    except CollbenchError as error:
-        raise error.reworded(f"cannot try P2P: {error}; --no-verify leaves it out") from error
     status, finding = report.status(*examined), report.finding(*examined)
     if status is ExitStatus.DONE or report.unanswered(examined.peer_map):
         origin = replace(selection.origin, source=f"no choice to make; {finding}")
@@ -124,7 +120,7 @@ def chosen_by_run(
             choice, files = by_finalists(choice, found.run, partial(measure_finalists, verify, found.run, notices))
             return found, choice, files
         except FinalistsFailed as error:
-            found = replace(found, run=_with_failures(found.run, error))
+            found = SuitableRun(_with_failures(found.run, error), found.source)
             notices.say(f"{error}; another set is chosen")
             choice = _chosen(request, found.run)
             if choice.failed:
@@ -173,23 +169,19 @@ def _present(request: SelectRequest) -> Present:
         if request.run is not None:
             taking = _taking(request.count, request.run)
             raise MachineError(f"no GPU to choose from: {why}; to choose by this run of another machine: {taking}")
+        kinds = CommandKind.PAIRS, CommandKind.CHECK
+        newest = next((path for path in saved_runs.believed() if saved_runs.command_of(path) in kinds), None)
+        simulated = ""
+        if newest is not None and is_simulated(saved_runs.backend_of(newest)):
+            taking = _taking(request.count, str(newest))
+            simulated = f"; the newest saved pairs were simulated, and are taken only by name: {taking}"
         raise MachineError(
             f"no GPU to choose from: {why}; write RUN.JSON --any-machine or --topology FILE to judge another machine, "
-            f"or --backend host for CPU cores{_simulated(request.count)}"
+            f"or --backend host for CPU cores{simulated}"
         )
     if capabilities(backend).simulated:
         return factory.look_simulated(request.fabric)
     return factory.look(backend)
-
-
-def _simulated(count: int) -> str:
-    """Return that the newest saved run with pairs was simulated, and what takes it nevertheless; "" if it was not."""
-    kinds = CommandKind.PAIRS, CommandKind.CHECK
-    newest = next((path for path in saved_runs.believed().files if saved_runs.command_of(path) in kinds), None)
-    if newest is None or not is_simulated(saved_runs.backend_of(newest)):
-        return ""
-    taking = _taking(count, str(newest))
-    return f"; the newest saved pairs were simulated, and are taken only by name: {taking}"
 
 
 def _taking(count: int, run: str) -> str:
@@ -214,6 +206,22 @@ def _answer(run: Run, choice: Choice, origin: Origin, never_chosen: Sequence[Omi
     selected = named(choice, run.devices, origin)
     left_out = (*selected.left_out, *never_chosen)
     return Selected(replace(selected, left_out=left_out, contradiction=wrong), status)
+
+
+_NO_FINALISTS = "cannot measure the finalists: {}; --no-verify chooses by prediction"
+
+
+@contextmanager
+def _rewording(interrupted: str, failed: str) -> Iterator[None]:
+    """Say what a signal or an error ends, and what did not happen then; "{}" in `failed` is the error."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"interrupted {interrupted}") from error
+    except DataCorruption:
+        raise  # its text names the link
+    except CollbenchError as error:
+        raise error.reworded(failed.format(error)) from error
 
 
 # The finalists of a choice: before one is chosen, each is measured with real all-reduces, isolated and in turn.
@@ -255,14 +263,8 @@ def measure_finalists(
         fabric=request.fabric,
         around_faults=True,
     )
-    try:
+    with _rewording("while measuring the finalists: nothing was chosen", _NO_FINALISTS):
         measured = measure(asked, path, notices, "measuring the finalists")
-    except KeyboardInterrupt as error:
-        raise Interrupted("interrupted while measuring the finalists: nothing was chosen") from error
-    except DataCorruption:
-        raise  # its text names the link
-    except CollbenchError as error:
-        raise error.reworded(f"cannot measure the finalists: {error}; --no-verify chooses by prediction") from error
     own = run_file.again(measured.run)
     over_all = spread(own, run.devices, used)
     if status := outcome(own).status:
@@ -340,89 +342,75 @@ def criteria_of(request: ChoiceRequest, present: Present) -> RunCriteria:
 
 
 def lost(present: Present) -> list[tuple[Device, str]]:
-    """Return the GPUs that this machine had when it was last measured, and what to do about them.
-
-    Reads only the devices from a run's file: loading the whole run takes 0.1 s.
-    """
+    """Return the GPUs that this machine had when it was last measured, and what to do about them."""
     here_now = {device.uuid for device in (*present.every, *present.hidden)}
-    for path in saved_runs.believed().files[:_RECENT] if capabilities(present.backend).nvml else ():
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # not a run
-            recorded = json.loads(untrusted.read(path, MAX_BYTES))["devices"]
-            devices = [Device(int(fields["index"]), str(fields["uuid"]), "") for fields in recorded]
+    for path in saved_runs.believed()[:_RECENT] if capabilities(present.backend).nvml else ():
+        with suppress(RunFileError):
+            devices = run_file.load(path).devices
             gone = [device for device in devices if device.uuid not in here_now]
             if len(gone) < len(devices):
                 return [(device, f"gone since the last run, {device.uuid}: see nvidia-smi -L") for device in gone]
     return []
 
 
-@dataclass(frozen=True, slots=True)
-class SuitableRun:
-    """A run to choose from, and the text that names its source. `probed`: it was measured seconds ago."""
+class SuitableRun(NamedTuple):
+    """A run to choose from, and the text that names its source."""
 
     run: Run
     source: str
-    probed: bool = False
-
-    def as_now(self, states: Mapping[str, Health]) -> Run:
-        """Return the run with the GPUs' current health: whether GPUs were busy when it was saved says little about now.
-
-        The NVLink error counters of the run stay as the start values, so that errors since then count. A probe's health
-        is kept, because its killed workers may still be on the GPUs. Other processes that trials saw are dropped,
-        because they may have ended. `states` are by UUID.
-        """
-        if self.probed or capabilities(self.run.backend).cores:
-            return self.run
-        now = tuple(states.get(device.uuid, Health()) for device in self.run.devices)
-        then = self.run.health_before or now
-        before = (replace(new, nvlink_errors=old.nvlink_errors) for old, new in zip(then, now, strict=False))
-        measurements = [
-            replace(measurement, samples=[_alone(sample) for sample in measurement.samples])
-            for measurement in self.run.measurements
-        ]
-        return replace(self.run, measurements=measurements, health_before=tuple(before), health_after=now)
 
 
-def _alone(sample: Sample) -> Sample:
-    return replace(sample, flags=tuple(flag for flag in sample.flags if flag.kind is not FlagKind.SHARED))
+def as_now(run: Run, states: Mapping[str, Health]) -> Run:
+    """Return a saved run with the GPUs' current health: whether they were busy when it was saved says little about now.
+
+    The NVLink error counters of the run stay as the start values, so that errors since then count. Other processes that
+    trials saw are dropped, because they may have ended. `states` are by UUID.
+    """
+    if capabilities(run.backend).cores:
+        return run
+    now = tuple(states.get(device.uuid, Health()) for device in run.devices)
+    then = run.health_before or now
+    before = (replace(new, nvlink_errors=old.nvlink_errors) for old, new in zip(then, now, strict=False))
+
+    def alone(sample: Sample) -> Sample:
+        return replace(sample, flags=tuple(flag for flag in sample.flags if flag.kind is not FlagKind.SHARED))
+
+    measurements = [
+        replace(measurement, samples=[*map(alone, measurement.samples)]) for measurement in run.measurements
+    ]
+    return replace(run, measurements=measurements, health_before=tuple(before), health_after=now)
 
 
 def find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
-    """Return the run to choose by, with the devices' current health.
+    """Return the named run or the newest saved run that fits the candidates, with the devices' health now; or a probe.
 
-    If busy devices may be chosen and some are busy, it is a probe: a saved run cannot show how much of a device other
-    processes leave now. Raises RunFileError for a named run of another machine, and what `probe` raises.
+    If all devices are wanted and no run shows a failure, no probe is made. If busy devices may be chosen and some are
+    busy, one is: a saved run cannot show how much of a device other processes leave now. A probe's health is kept,
+    because its killed workers may still be on the GPUs. Raises RunFileError for a named run of another machine, and
+    what `probe` raises.
     """
-    found = _find(criteria, notices)
-    found = replace(found, run=found.as_now(criteria.present.states))
-    probe_tells = not criteria.all_wanted and not found.probed and len(criteria.candidates) > 1
-    if criteria.request.allow_busy and probe_tells:
-        from collbench.choose.fitness import left_out  # late: numpy
-
-        if len(left_out(found.run)) > len(left_out(found.run, allow_busy=True)):  # someone is
-            return probe(criteria, "a saved run does not show what other processes use now: ", notices)
-    return found
-
-
-def _find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
-    """Return the named run, the newest saved run that fits the candidates, or a probe.
-
-    If all devices are wanted and no run shows a failure, no probe is made. Raises RunFileError for a named run of
-    another machine, and what `probe` raises.
-    """
-    refused, failed, request = "", False, criteria.request
+    found, refused, failed, request = None, "", False, criteria.request
     if not capabilities(criteria.backend).simulated and not request.fresh:
         machine = here(criteria)
         if request.run is not None:
             run = run_file.load(Path(request.run))
             if refusal := freshness.refusal(run, machine, datetime.now(UTC), request.max_age):
                 raise RunFileError(f"{request.run} cannot choose devices here: {refusal}; {request.advice}")
-            return SuitableRun(part(run, criteria.candidates), saved_run(run.started, request.run))
-        found, refused, failed = _newest_that_fits(criteria, machine, notices)
-        if found is not None:
-            return found
-    if criteria.all_wanted and not request.fresh and not failed:
-        return nothing_to_compare(criteria.backend, criteria.candidates, request.fabric)
-    return probe(criteria, refused, notices)
+            found = SuitableRun(part(run, criteria.candidates), saved_run(run.started, request.run))
+        else:
+            found, refused, failed = _newest_that_fits(criteria, machine, notices)
+    if found is None and criteria.all_wanted and not request.fresh and not failed:
+        run = nothing_to_compare(criteria.backend, criteria.candidates, request.fabric)
+        found = SuitableRun(run, "no choice to make, links not probed")
+    if found is None:
+        return probe(criteria, refused, notices)
+    run = as_now(found.run, criteria.present.states)
+    if request.allow_busy and not criteria.all_wanted and len(criteria.candidates) > 1:
+        from collbench.choose.fitness import left_out  # late: numpy
+
+        if len(left_out(run)) > len(left_out(run, allow_busy=True)):  # someone is
+            return probe(criteria, "a saved run does not show what other processes use now: ", notices)
+    return SuitableRun(run, found.source)
 
 
 def _newest_that_fits(
@@ -458,10 +446,7 @@ def _saved_runs(present: Sequence[Device], max_age: timedelta, now: datetime, no
     Reading a run takes 0.1 s, and there may be hundreds. The file name gives the age of most, and a search for the
     devices' UUIDs shows whether a run is of this machine.
     """
-    believed = saved_runs.believed()
-    if believed.ignored:
-        notices.say(believed.ignored)
-    saved = believed.files
+    saved = saved_runs.believed(notices.say)
     yield from saved[:1]
     for path in saved[1:]:
         stamp = _STAMP.match(path.name)
@@ -487,7 +472,7 @@ def seen_to_fail(devices: Sequence[Device], max_age: timedelta, notices: Notices
     return ""
 
 
-def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | None = None) -> SuitableRun:
+def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | None = None) -> Run:
     """Return a run without measurements: enough if all devices are wanted, because only their health matters."""
     from importlib.metadata import version  # late: 10 ms
 
@@ -497,8 +482,7 @@ def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | 
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     simulated = factory.simulated(fabric).name if capabilities(backend).simulated else ""
     machine = replace(factory.here(), fabric=simulated)
-    run = Run(backend, version("collbench"), started, machine, devices, (), settings, complete=True)
-    return SuitableRun(run, "no choice to make, links not probed")
+    return Run(backend, version("collbench"), started, machine, devices, (), settings, complete=True)
 
 
 def here(criteria: RunCriteria) -> freshness.Here:
@@ -527,19 +511,16 @@ def probe(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:
     if not capabilities(criteria.backend).simulated:
         path = saved_runs.new_run("probe", criteria.backend, notices.say)
         notices.say(f"{why}probing for a few seconds")
-    try:
+    undone = criteria.request.undone
+    with _rewording(f"in the probe: {undone}", f"the probe failed: {{}}; {undone}"):
         run = run_file.again(measure(_probe_request(criteria), path, notices, "probing").run)
-    except KeyboardInterrupt as error:
-        raise Interrupted(f"interrupted in the probe: {criteria.request.undone}") from error
-    except CollbenchError as error:
-        raise error.reworded(f"the probe failed: {error}; {criteria.request.undone}") from error
     if outcome(run).status:
         from collbench.report.text.frame import headline  # late: numpy
 
         notices.say(f"the probe: {headline(run)}; sets with what failed are avoided")
         for sentence in wrong_data_of(run):
             notices.say(sentence)
-    return SuitableRun(run, QUICK_PROBE, probed=True)
+    return SuitableRun(run, QUICK_PROBE)
 
 
 def _probe_request(criteria: RunCriteria) -> Request:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -111,9 +112,8 @@ class OpenSession(ABC):
 class RequestSession(OpenSession):
     """A request for copies, latencies or collectives. `title` is the progress bar's.
 
-    With `ranks`, which opens them, this process is rank 0 of several that measure. `meanwhile` is called while the
-    worker process opens GPUs. Opening raises UsageError, MachineError, BackendError, and RunFileError if `path` cannot
-    be written.
+    With `ranks`, which opens them, this process is rank 0 of several that measure. Opening raises UsageError,
+    MachineError, BackendError, and RunFileError if `path` cannot be written.
     """
 
     def __init__(
@@ -124,12 +124,9 @@ class RequestSession(OpenSession):
         title: str,
         *,
         ranks: Callable[[Request, Notices], AbstractContextManager[LaunchedRanks]] | None = None,
-        meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
-        def load() -> None:  # numpy and more, which takes as long as the GPUs to open
-            import_module("collbench.measurement.sweep")
-            meanwhile()
-
+        # numpy and more, which takes as long to load as the GPUs to open
+        load = partial(import_module, "collbench.measurement.sweep")
         begun = None if ranks else factory.begin(request.backend, load)
         from collbench.measurement.session import Session  # late: while the driver starts
 

@@ -74,10 +74,8 @@ def runs(limit: int | None = None, *, notices: Notices = SILENT) -> tuple[SavedR
     """
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise UsageError(f"limit={limit!r} is not a number of runs: write a whole number from 1")
-    believed = saved_runs.believed()
-    if believed.ignored:
-        notices.say(believed.ignored)
-    return tuple(islice(_readable(believed.files, notices), None if limit is None else min(limit, len(believed.files))))
+    files = saved_runs.believed(notices.say)
+    return tuple(islice(_readable(files, notices), None if limit is None else min(limit, len(files))))
 
 
 def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
@@ -111,10 +109,8 @@ def newest(notices: Notices = SILENT, *, of_links: bool = False, simulated: bool
 
     With `simulated` False only of real machines. Raises UsageError if there is none.
     """
-    believed = saved_runs.believed()
-    if believed.ignored:
-        notices.say(believed.ignored)
-    files = [path for path in believed.files if not of_links or CommandKind.of(saved_runs.command_of(path)).of_links]
+    saved = saved_runs.believed(notices.say)
+    files = [path for path in saved if not of_links or CommandKind.of(saved_runs.command_of(path)).of_links]
     if not files:
         raise UsageError("there is no saved run: name a run file, or measure with 'collbench pairs' first")
     if not simulated:

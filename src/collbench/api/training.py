@@ -131,7 +131,7 @@ def _by_hand(device_list: str, max_age: timedelta, present: Present, notices: No
     if cut:
         tags = ", ".join(cut)
         raise UsageError(f"{tags} cannot train with others: {by_run.MIG}: choose others, or turn MIG mode off")
-    run = by_run.nothing_to_compare(present.backend, devices).as_now(present.states)
+    run = by_run.as_now(by_run.nothing_to_compare(present.backend, devices), present.states)
     wrong = against([(devices[exclusion.member], exclusion.reason) for exclusion in left_out(run)])
     failed = by_run.seen_to_fail(devices, max_age, notices) if len(devices) > 1 else ""
     anyway = ", ".join(filter(None, (wrong, failed)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
@@ -15,6 +14,7 @@ from collbench.machine import theory
 from collbench.machine.labels import chained, is_nvlink, nvlinks
 from collbench.machine.theory import DEGRADED, HIDDEN
 from collbench.model.run import Device, InterferenceCheck, Pair, Path
+from collbench.model.units import grouped
 
 # Capacities of pairs and ports in one direction, GB/s, by labels and the GPUs' names; ∞ if not known.
 
@@ -339,10 +339,8 @@ def _wired(
 
 
 def _slow_for_label(paths: Mapping[Pair, Path], rates: Rates) -> NDArray[np.bool_]:
-    slow, pairs_of = np.zeros(rates.shape, dtype=bool), defaultdict[str, list[Pair]](list)
-    for pair, path in paths.items():
-        pairs_of[path.label].append(pair)
-    for pairs in pairs_of.values():
+    slow = np.zeros(rates.shape, dtype=bool)
+    for pairs in grouped((path.label, pair) for pair, path in paths.items()).values():
         usual = median(_slower(rates, pair) for pair in pairs)
         for pair in pairs:
             slow[pair] = slow[pair[::-1]] = _slower(rates, pair) < _SLOW * usual

@@ -158,14 +158,13 @@ def _parse_rate(text: str) -> float:
     return rate
 
 
-def _operation(text: str) -> Operation:
-    """Return the operation of a name, also of nccl-tests' program: "all_reduce_perf"."""
-    return options.parse_operation(text.removesuffix("_perf"), "OPERATION")
+# The operation's name, also that of nccl-tests' program: "all_reduce_perf".
+_operation = options.parsed(lambda text: options.parse_operation(text.removesuffix("_perf"), "OPERATION"))
 
 
 @click.command()
 @click.argument("machine", metavar="[GPU]", required=False)
-@click.argument("operation", metavar="[OPERATION]", required=False, callback=options.parsed(_operation))
+@click.argument("operation", metavar="[OPERATION]", required=False, callback=_operation)
 @option("--size SIZE", "What is normal at this message size, as 1G.", parse_size)
 @option("--busbw GB/S", "Is this rate normal?", _parse_rate)
 @json_option("Print JSON instead of the table (docs/compare.md).")

@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, ExitStatus, Interrupted
 from collbench.model.printable import one_line
-from collbench.model.run import CommandKind, Run
+from collbench.model.run import CommandKind
 from collbench.model.units import amount, parse_budget, parse_precision, verb
 from collbench.runfile import run_file, saved_runs
 
@@ -118,16 +117,6 @@ def show_run(diagnosis: Diagnosis, layout: str = TABLE, file: Path | None = None
         show_page(page(diagnosis, shlex.quote(str(file)) if file else "RUN.JSON"))
 
 
-def _load_page(run: Run, layout: str) -> None:
-    """Load what `show_run` needs for the page of this run, which has been begun."""
-    if layout == TABLE and not is_json():
-        from collbench.report.text.run_page import load
-
-        for of_terminal in ("rich.console", "collbench.report.terminal"):
-            import_module(of_terminal)
-        load(run)
-
-
 def _report_file(path: Path | None, layout: str) -> None:
     """Report the run's file: on stderr if stdout is parsed, where a notice has said already that there is none."""
     if layout == TABLE and not is_json():
@@ -141,9 +130,9 @@ def new_file(command: str, backend: str) -> Path | None:
     return saved_runs.new_run(command, backend, say, advice=", or name a file with --output FILE")
 
 
-def measure_with_workers(open_session: Callable[[], OpenSession], page: str) -> None:
-    """Measure a session on workers with torch to its end, print it by the module `page`, and leave with its status."""
-    leave_with(_measured_in(open_session, TABLE, None, page, []))
+def measure_with_workers(open_session: Callable[[], OpenSession]) -> None:
+    """Measure a session on workers with torch to its end, print its run, and leave with its status."""
+    leave_with(_measured_in(open_session, TABLE, None, []))
 
 
 def measured_and_shown(request: Request, path: Path | None, layout: str, begun: list[OpenSession]) -> Diagnosis:
@@ -159,28 +148,24 @@ def measured_and_shown(request: Request, path: Path | None, layout: str, begun: 
         ranks = functools.partial(launched().open_ranks, launch)
     named, path = path, path or new_file(request.command_name, request.backend)
     file = named or (Path("1") if path else None)
-    page, title = "collbench.report.text.run_page", f"measuring {request.command_name}"
-    meanwhile = functools.partial(import_module, page)  # which takes as long to load as the GPUs to open
-
-    open_session = functools.partial(RequestSession, request, path, NOTICES, title, ranks=ranks, meanwhile=meanwhile)
-    return _measured_in(open_session, layout, file, page, begun)
+    title = f"measuring {request.command_name}"
+    open_session = functools.partial(RequestSession, request, path, NOTICES, title, ranks=ranks)
+    return _measured_in(open_session, layout, file, begun)
 
 
 def _measured_in(
-    open_session: Callable[[], OpenSession], layout: str, file: Path | None, page: str, begun: list[OpenSession]
+    open_session: Callable[[], OpenSession], layout: str, file: Path | None, begun: list[OpenSession]
 ) -> Diagnosis:
     """Measure a session to its end, print its run, say where it is saved, and return what it means.
 
     If something interrupts it, what was measured is saved, and the error says where; wrong data and a hang are printed,
-    too, as the run's failure, but not in nccl-tests' text, which has no rows of such a run. `page` is the module that
-    prints the run; `begun` gets the session once it is open.
+    too, as the run's failure, but not in nccl-tests' text, which has no rows of such a run. `begun` gets the session
+    once it is open.
     """
     with reporting_what_is_saved(begun), open_session() as session:
         begun.append(session)
-        from collbench.judge.diagnose import Diagnosis  # this and the page while the workers are idle for the last time
+        from collbench.judge.diagnose import Diagnosis  # late: numpy
 
-        import_module(page)
-        _load_page(session.run, layout)
         try:
             session.measure()
         except (DataCorruption, BackendError) as error:

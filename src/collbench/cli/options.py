@@ -104,7 +104,7 @@ class _Run(_File):
         if isinstance(value, str) and _NUMBER.fullmatch(value) and not Path(value).exists():
             from collbench.runfile import saved_runs  # late: few commands read a saved run
 
-            value = saved_runs.numbered(int(value), saved_runs.believed().files)
+            value = saved_runs.numbered(int(value), saved_runs.believed())
             NOTICES.say(f"the saved run {value}")
         return super().convert(value, param, ctx)
 

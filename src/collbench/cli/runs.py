@@ -171,7 +171,7 @@ def _present(run: Run) -> str:
 
 # A run for other tools and readers.
 
-_SAVE = ("write the export to", "--output")
+_EXPORTING = "write the export to"
 _FORMATS = ("csv", "markdown", "json", "nccl-tests", "prometheus", "perfetto")
 _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 
@@ -198,10 +198,10 @@ def export(file: Path | None, layout: str, output: Path | None, force: bool) -> 
     """
     run_file = options.named_or_newest(file)
     if output is not None:
-        atomic_write.check(output, *_SAVE, force=force, sources=(run_file,))
+        atomic_write.check(output, _EXPORTING, force=force, sources=(run_file,))
     content = printable(_other(run_file, layout) or _run(run_file, layout))
     if output is not None:
-        atomic_write.write(content, output, *_SAVE, force=force)
+        atomic_write.write(content, output, _EXPORTING, force=force)
         say(f"wrote {output}")
     else:
         echo(content, end="")
@@ -237,7 +237,7 @@ def _run(run_file: Path, layout: str) -> str:
 
 
 _SUFFIXES = (".html", ".htm")
-_REPORT_REFUSAL = ("write the report as", "--output")
+_REPORTING = "write the report as"
 
 
 @click.command()
@@ -277,7 +277,7 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
 
 def _save(text: str, path: Path, *, force: bool) -> None:
     text = printable(text)
-    atomic_write.write(text, path, *_REPORT_REFUSAL, force=force)
+    atomic_write.write(text, path, _REPORTING, force=force)
     echo(f"saved     {one_line(str(path))}")
 
 
@@ -285,7 +285,7 @@ def _check(path: Path, run_files: tuple[Path, ...], *, force: bool) -> None:
     """Raise before anything is computed: UsageError for what is no page, RunFileError if none can be written."""
     page = path.suffix.lower() in _SUFFIXES
     if page or atomic_write.is_stream(path):  # that /dev/full is full matters more than its name
-        atomic_write.check(path, *_REPORT_REFUSAL, force=force, sources=run_files)
+        atomic_write.check(path, _REPORTING, force=force, sources=run_files)
     if not page:
         raise UsageError(f"--output {path} is not named as a page: write {path.stem or 'report'}.html")
 

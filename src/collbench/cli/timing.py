@@ -18,7 +18,7 @@ from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request, default_sizes
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
-from collbench.model.operations import COLLECTIVES, Collective, Operation, Registration, Variant, Work
+from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.skew import Skew
 from collbench.model.units import (
     DTYPE_BYTES,
@@ -97,16 +97,10 @@ def _with_memory(request: Request, registration: str, skew: Skew | None = None) 
     return replace(request, collectives=works)
 
 
+_BY_ITS_NAME = (kind for kind in Variant if kind not in (Variant.PLAIN, Variant.IN_PLACE, Variant.STAGED))
 PATTERNS = {
     "one-way": Variant.PLAIN,
-    "both-ways": Variant.BOTH_WAYS,
-    "one-to-all": Variant.ONE_TO_ALL,
-    "all-to-one": Variant.ALL_TO_ONE,
-    "host": Variant.HOST,
-    "host-both-ways": Variant.HOST_BOTH_WAYS,
-    "host-all": Variant.HOST_ALL,
-    "host-all-both-ways": Variant.HOST_ALL_BOTH_WAYS,
-    "local": Variant.LOCAL,
+    **{kind.value: kind for kind in _BY_ITS_NAME},
     "staged": Variant.STAGED,
 }
 _patterns = option(
@@ -320,13 +314,6 @@ def _parse_skew(text: str) -> Skew | None:
 _skew = option("--skew KIND", "Block sizes: zipf:1.2, or FILE.", _parse_skew, default="uniform")
 
 
-def _size_of(row: Collective) -> str:
-    """Return what a size counts."""
-    if row.irregular:
-        return "of the busiest rank"
-    return "of all ranks' blocks together" if row.shares else "of one rank's buffer"
-
-
 _HELP = """Time {name} over all chosen GPUs as one communicator: {does}.
 
     Sizes are as in nccl-tests: bytes {size}. Columns: size, count, time, algbw, busbw and its 95% interval. "time" is
@@ -369,7 +356,9 @@ class CollectiveCommand(MeasuringCommand):
 
 def _command(operation: Operation) -> MeasuringCommand:
     row = operation.collective
-    text = _HELP.format(command=operation, name=row.title, does=row.does, size=_size_of(row), example=row.example)
+    size = "of all ranks' blocks together" if row.shares else "of one rank's buffer"
+    size = "of the busiest rank" if row.irregular else size
+    text = _HELP.format(command=operation, name=row.title, does=row.does, size=size, example=row.example)
 
     @measuring_command(
         *((_skew,) if row.irregular else ()),

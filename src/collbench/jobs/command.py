@@ -225,7 +225,7 @@ def replay(job: Path, **values: Any) -> None:
 
     request = request_of(job_file.load(job), job.name, values, options.command_line("replay"), NOTICES)
     path = values["output"] or new_file("replay", request.backend)
-    measure_with_workers(partial(WorkerSession, request, path, NOTICES), "collbench.jobs.replay.section")
+    measure_with_workers(partial(WorkerSession, request, path, NOTICES))
 
 
 # `collbench predict`

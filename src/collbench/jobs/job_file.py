@@ -21,7 +21,7 @@ def dumps(job: Job) -> str:
 
 def save(job: Job, path: Path, *, force: bool = False) -> None:
     """Write the file whole or not at all. Raises RunFileError, Taken if another file stands there."""
-    atomic_write.write(dumps(job), path, "save the job", "--output", force=force)
+    atomic_write.write(dumps(job), path, "save the job", force=force)
 
 
 def load(path: Path) -> Job:

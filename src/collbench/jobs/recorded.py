@@ -33,7 +33,7 @@ from collbench.jobs.streams import (
     Stream,
 )
 from collbench.model.operations import Operation, format_version
-from collbench.model.units import DTYPE_BYTES, REDOPS
+from collbench.model.units import DTYPE_BYTES, REDOPS, grouped
 
 _API_ABI = 5  # from it on NCCL reports calls as they were made; before, launches, whose bytes have lost their type
 _DTYPES = tuple(DTYPE_BYTES)  # by ncclDataType_t
@@ -120,9 +120,7 @@ def _one_job(streams: Sequence[Stream]) -> list[Stream]:
     for index, stream in enumerate(streams):
         for communicator in stream.communicators:
             leader[find(index)] = find(seen.setdefault(communicator.hash, index))
-    parts: dict[int, list[Stream]] = defaultdict(list)
-    for index, stream in enumerate(streams):
-        parts[find(index)].append(stream)
+    parts = grouped((find(index), stream) for index, stream in enumerate(streams))
     if len(parts) == 1 or _distinct_hints(streams):
         return list(streams)
 

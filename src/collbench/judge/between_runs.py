@@ -15,6 +15,7 @@ from collbench.judge.stats import MIN_TRIALS, OwnNoise, Variance, log_rates, sum
 from collbench.judge.tiers import NOISIER, Estimate, estimates_of, pair_labels
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Path, Run
+from collbench.model.units import grouped
 
 # The data points of two runs, each with a key that means the same in both.
 
@@ -240,10 +241,8 @@ def with_shown(known: Variation, shown: Variation) -> Variation:
 
 
 def _alike(points: Mapping[Key, Measurement]) -> list[list[Key]]:
-    groups: dict[tuple[str, int, int], list[Key]] = defaultdict(list)
-    for key, measurement in points.items():
-        groups[varies_as(measurement.point.work), key.size_bytes, len(key.members)].append(key)
-    return list(groups.values())
+    kinds = {key: varies_as(measurement.point.work) for key, measurement in points.items()}
+    return list(grouped(((kind, key.size_bytes, len(key.members)), key) for key, kind in kinds.items()).values())
 
 
 def from_history(points: Mapping[Key, Measurement], runs: Sequence[Mapping[Key, Estimate]]) -> dict[Key, Variation]:
@@ -306,10 +305,7 @@ def from_changes(changes: Mapping[Key, PointPair]) -> dict[Key, Variation]:
     more than trials and default explain counts. Fewer links than `MIN_LINKS` show only how data points vary.
     """
     found = {key: pair.between for key, pair in changes.items()}
-    sizes: dict[tuple[int, int], list[Key]] = defaultdict(list)
-    for key in changes:
-        sizes[key.size_bytes, len(key.members)].append(key)
-    for of_size in sizes.values():
+    for of_size in grouped(((key.size_bytes, len(key.members)), key) for key in changes).values():
         if rows := _rows(of_size):
             found |= _with_points(changes, rows)
             found |= _with_links(changes, rows, found)
@@ -331,9 +327,7 @@ def from_changes(changes: Mapping[Key, PointPair]) -> dict[Key, Variation]:
 
 def _rows(keys: Sequence[Key]) -> _Rows:
     """Return the rows that have enough links; copies from each of eight GPUs to all others are of one set."""
-    rows: dict[tuple[str, bool], list[Key]] = defaultdict(list)
-    for key in keys:
-        rows[key.work, key.members != tuple(sorted(key.members))].append(key)
+    rows = grouped(((key.work, key.members != tuple(sorted(key.members))), key) for key in keys)
     return [row for row in rows.values() if len({frozenset(key.members) for key in row}) >= MIN_LINKS]
 
 
@@ -343,10 +337,7 @@ def _of_links(values: Mapping[Key, float]) -> dict[frozenset[int], float]:
 
 
 def _by_link(keys: Iterable[Key]) -> dict[frozenset[int], list[Key]]:
-    links: dict[frozenset[int], list[Key]] = defaultdict(list)
-    for key in keys:
-        links[frozenset(key.members)].append(key)
-    return links
+    return grouped((frozenset(key.members), key) for key in keys)
 
 
 def _with_points(changes: Mapping[Key, PointPair], rows: _Rows) -> dict[Key, Variation]:

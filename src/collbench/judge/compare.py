@@ -17,7 +17,7 @@ from collbench.judge.tiers import tolerance
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Layout, Measurement, Run, tags
-from collbench.model.units import TELLING_BYTES, amount, counted, format_size
+from collbench.model.units import TELLING_BYTES, amount, counted, format_size, grouped
 
 # Which device of one run corresponds to which of another: by UUID if it is the same GPU, else by order in the list.
 
@@ -285,9 +285,8 @@ def _yes(value: bool | None) -> str:
 
 def _flags(run: Run) -> list[tuple[int, str, str]]:
     """Return how many trials have a flag, of which kind and for what reason, and on which devices, most first."""
-    alike: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for (kind, position, reason), count in sorted(flagged_trials(without_idle(run)).items()):
-        alike[-count, f"{kind} ({reason})" if reason else kind].append(position)
+    flagged = sorted(flagged_trials(without_idle(run)).items())
+    alike = grouped(((-count, f"{kind} ({why})" if why else kind), at) for (kind, at, why), count in flagged)
     return [(-count, what, tags(devices, run.devices)) for (count, what), devices in sorted(alike.items())]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import comb
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from collbench.model.errors import ExitStatus, Failure
 from collbench.model.operations import Endpoints, Operation, Work
@@ -23,9 +23,7 @@ from collbench.model.run import (
     Skipped,
     at_the_ends,
 )
-
-if TYPE_CHECKING:
-    from collbench.judge.physics import Impossible
+from collbench.model.units import grouped
 
 # Why a run has no figure for a set of devices: one answer for every page and command.
 
@@ -271,9 +269,7 @@ def _impossible(run: Run) -> Iterator[Trouble]:
     """Yield the devices whose link, port or slot some data points beat."""
     from collbench.judge.physics import impossible  # late: numpy, which --help does not need
 
-    beaten: dict[tuple[int, ...], list[Impossible]] = {}
-    for excess in impossible(run):
-        beaten.setdefault(tuple(sorted(excess.capacity.devices)), []).append(excess)
+    beaten = grouped((tuple(sorted(excess.capacity.devices)), excess) for excess in impossible(run))
     for devices, those in beaten.items():
         measured = frozenset(excess.point.work.place(excess.point.members) for excess in those)
         yield Trouble(

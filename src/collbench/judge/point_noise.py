@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import combinations, pairwise
@@ -15,7 +14,7 @@ from collbench.judge.stats import MIN_TRIALS, chi_square, noisier, squares, tria
 from collbench.judge.tiers import pair_labels
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Noise, Run
-from collbench.model.units import TELLING_BYTES
+from collbench.model.units import TELLING_BYTES, grouped
 
 # Below this a standard deviation is off by more than an eighth: a wider kind is asked, and none if all have less.
 _MIN_FREEDOM = 30
@@ -70,12 +69,8 @@ def note_noise(run: Run) -> None:
     for measurement in run.measurements:
         measurement.noise = None
     points = _points(run)
-    for alike in (  # the narrowest kind with enough trials
-        lambda point: point.kind[:3],
-        lambda point: point.kind[:2],
-        lambda point: point.kind[:1],
-    ):
-        for together in _grouped(points, alike):
+    for narrow in (3, 2, 1):  # the narrowest kind with enough trials
+        for together in grouped((point.kind[:narrow], point) for point in points).values():
             sigma, freedom = _sigma([point.spread for point in together])
             for point in together:
                 if point.freedom < _MIN_FREEDOM:
@@ -89,7 +84,7 @@ def note_noise(run: Run) -> None:
         lambda point: (point.kind[:3], point.measurement.point.members),
         lambda point: point.measurement.point,
     ):
-        for together in _grouped(known, own):
+        for together in grouped((own(point), point) for point in known).values():
             _set_own(together)
 
 
@@ -111,13 +106,6 @@ def _points(run: Run) -> list[_Point]:
         if len(measurement.samples) >= MIN_TRIALS
         for at in [measurement.point]
     ]
-
-
-def _grouped(points: Iterable[_Point], key: Callable[[_Point], Hashable]) -> Iterable[list[_Point]]:
-    groups: dict[Hashable, list[_Point]] = defaultdict(list)
-    for point in points:
-        groups[key(point)].append(point)
-    return groups.values()
 
 
 @lru_cache(1 << 15)

@@ -26,6 +26,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Layout, Measurement, Run
+from collbench.model.units import grouped
 from collbench.runfile.codec import build
 
 # Published figures of healthy machines: single ones in figures.json, curves over sizes in curves.json in this folder.
@@ -396,12 +397,12 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
     points = {key: timed for key, timed in points_by_key(run).items() if operation in (None, timed.point.operation)}
     labels = pair_labels(run.paths)
     state = nvls(run)
-    alike_points: dict[tuple[Operation, Variant, int], list[Key]] = defaultdict(list)
-    for key, measurement in points.items():
-        alike_points[measurement.point.operation, measurement.point.variant, len(key.members)].append(key)
+    alike_points = grouped(
+        ((timed.point.operation, timed.point.variant, len(key.members)), key) for key, timed in points.items()
+    )
     judging = []
     for kind in by_kind(ours):
-        keys = alike_points[kind[0].operation, kind[0].variant, kind[0].ranks]
+        keys = alike_points.get((kind[0].operation, kind[0].variant, kind[0].ranks), ())
         if found := _judging(kind, [key for key in keys if _links_are(kind[0], key.members, labels)], points):
             judging.append(found)
     matched = _conforming(judging, state)
@@ -539,9 +540,8 @@ def _unjudged(
     labels: dict[frozenset[int], str],
 ) -> Iterator[Unjudged]:
     """Yield what the answers leave out: of works that they judge on devices, links and pairs, and whole works."""
-    measured: dict[tuple[Work, int], list[tuple[int, ...]]] = defaultdict(list)
-    for key, measurement in points.items():
-        measured[Work(measurement.point.operation, measurement.point.variant), len(key.members)].append(key.members)
+    works = {key: Work(timed.point.operation, timed.point.variant) for key, timed in points.items()}
+    measured = grouped(((work, len(key.members)), key.members) for key, work in works.items())
     for (work, ranks), places in measured.items():
         alike = [
             figure

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,6 +18,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.ranges import Positive, Several
 from collbench.model.run import Measurement, Run
+from collbench.model.units import grouped
 from collbench.runfile.codec import build
 
 
@@ -39,11 +39,8 @@ def ordinary(run: Run) -> Run:
 
 def by_communicator(run: Run) -> dict[tuple[Operation, tuple[int, ...]], list[Measurement]]:
     """Return the collectives of each operation on each set of devices, in the file's order."""
-    groups = defaultdict[tuple[Operation, tuple[int, ...]], list[Measurement]](list)
-    for measurement in run.measurements:
-        if measurement.point.operation.is_collective:
-            groups[measurement.point.operation, measurement.point.members].append(measurement)
-    return groups
+    collectives = (measurement for measurement in run.measurements if measurement.point.operation.is_collective)
+    return grouped(((timed.point.operation, timed.point.members), timed) for timed in collectives)
 
 
 def on_memory(run: Run, kind: Registration) -> Run:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.model.run import DataPoint, Measurement
-from collbench.model.units import DELTA, algbw
+from collbench.model.units import DELTA, algbw, grouped
 
 # Statistics of raw times: medians, intervals that rest on trials, and one summary of a measured data point.
 #
@@ -147,9 +147,7 @@ def noise_of_kinds(
     logs: Mapping[Point, Sequence[float]], kinds: Mapping[Point, Hashable], *, uneven: bool = False
 ) -> dict[Point, float]:
     """Return σ̂ of one trial of each point, pooled over the log trials of all points of its kind."""
-    pools: dict[Hashable, list[Sequence[float]]] = defaultdict(list)
-    for point, trials in logs.items():
-        pools[kinds[point]].append(trials)
+    pools = grouped((kinds[point], trials) for point, trials in logs.items())
     pooled = {kind: trial_noise(parts, uneven=uneven) for kind, parts in pools.items()}
     return {point: pooled[kinds[point]] for point in logs}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from collbench.judge.stats import MAD_TO_SIGMA, MIN_TRIALS, huber_weights, row_m
 from collbench.judge.tiers import Missing, Ranking, labels_of, points_of, rank_links, work_order
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Members, Run
-from collbench.model.units import SMALL_BYTES, fixed
+from collbench.model.units import SMALL_BYTES, fixed, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,8 @@ def host_shares(run: Run) -> dict[Work, float]:
     """
     rates = {measurement.point: summarize(measurement).busbw for measurement in run.measurements if measurement.samples}
     nodes = {point.numa_node for point in rates if point.variant is Variant.HOST}
-    points: dict[Work, list[DataPoint]] = defaultdict(list)
-    for point in rates:
-        if point.variant.at_once:
-            points[point.work].append(point)
     shares = {}
-    for work, every in points.items():
+    for work, every in grouped((point.work, point) for point in rates if point.variant.at_once).items():
         largest = max(point.size_bytes for point in every)
         concurrent, isolated = [], list[float | None]()
         for point in every:
@@ -163,19 +159,17 @@ def fit_links(run: Run, work: Work) -> tuple[tuple[LinkFit, ...], dict[Members, 
 
     Intervals come from resampling trials with the run's seed, so the same run gives the same figures.
     """
-    curves: dict[Members, list[Measurement]] = defaultdict(list)
-    for size in sorted({points.point.size_bytes for points in run.measured(work.variant) if points.point.work == work}):
-        for members, points in points_of(run, work, size).items():
-            curves[members].append(points)
+    sizes = {points.point.size_bytes for points in run.measured(work.variant) if points.point.work == work}
+    curves = grouped(point for size in sorted(sizes) for point in points_of(run, work, size).items())
     labels = labels_of(run, curves)
     unfitted = {members: why for members, curve in curves.items() if (why := _no_line(curve))}
     fits: dict[Members, LinkFit] = {}
-    alike: dict[tuple[int, tuple[tuple[int, int], ...]], list[Members]] = defaultdict(list)
-    for members, curve in curves.items():
-        if members not in unfitted:
-            shape = tuple((points.point.moved_bytes, len(points.samples)) for points in curve)
-            alike[len(members), shape].append(members)
-    for group in alike.values():
+    shapes = {
+        members: tuple((points.point.moved_bytes, len(points.samples)) for points in curve)
+        for members, curve in curves.items()
+        if members not in unfitted
+    }
+    for group in grouped(((len(members), shape), members) for members, shape in shapes.items()).values():
         for begin in range(0, len(group), _AT_ONCE):
             some = group[begin : begin + _AT_ONCE]
             for fit in _fits({members: curves[members] for members in some}, labels, run.settings.seed):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,6 +38,7 @@ from collbench.model.run import (
     StopReason,
     device_sets,
 )
+from collbench.model.units import grouped
 
 _MIB = 2**20
 # ±1% for messages that keep a link busy, ±3% where launch jitter is part of the time.
@@ -89,11 +89,8 @@ def undecided(measurements: Sequence[Measurement], paths: Sequence[Path]) -> lis
     if len(measurements) < 2:
         return []  # there is nothing to compare it with
     labels = {frozenset(path.devices): path.label for path in paths}
-    pools: dict[str, list[Measurement]] = defaultdict(list)
-    for measurement in measurements:
-        pools[labels.get(frozenset(measurement.point.members), "?")].append(measurement)
     points = []
-    for pool in pools.values():
+    for pool in grouped((labels.get(frozenset(timed.point.members), "?"), timed) for timed in measurements).values():
         trials = trials_wanted([[*map(math.log, trial_seconds(m))] for m in pool])
         points += [measurement.point for measurement in pool if len(measurement.samples) < trials]
     return points

@@ -6,7 +6,7 @@ Sizes are binary (1K = 1024 B) and rates decimal (1 GB/s = 1e9 B/s), as nccl-tes
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from decimal import Decimal
@@ -16,6 +16,8 @@ from typing import TypeVar
 from collbench.model.errors import UsageError
 
 _Number = TypeVar("_Number", int, float)
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 _SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # 18 digits: no larger number is a size or a factor, and int() stays fast and allowed.
@@ -248,6 +250,14 @@ def verb(count: int, one: str, several: str) -> str:
 def counted(names: Iterable[str]) -> str:
     """Return how often each name occurs: "7 × NVIDIA H200, 1 × NVIDIA H100"."""
     return ", ".join(f"{count} × {name}" for name, count in Counter(names).items())
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """Return the values of each key, both in the order in which they come."""
+    groups = defaultdict[_Key, list[_Value]](list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return dict(groups)
 
 
 def abridged(names: Sequence[str], most: int, between: str = ", ") -> str:

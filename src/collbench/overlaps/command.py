@@ -125,7 +125,7 @@ def command(**values: Any) -> None:
     path = values["output"] or new_file("overlap", request.backend)
     from collbench.overlaps.workers import WorkerSession  # late: numpy
 
-    measure_with_workers(partial(WorkerSession, request, path, NOTICES), "collbench.overlaps.section")
+    measure_with_workers(partial(WorkerSession, request, path, NOTICES))
 
 
 COMMANDS = {"overlap": command}  # the Python call has its name

@@ -46,63 +46,12 @@ class Half:
     loop: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Communicator:
-    """The data points of one operation on one set of devices, which one run of an nccl-tests program prints.
-
-    `number` counts the communicators of a run; `rows` are both halves of each size in bytes, None if not measured.
-    """
-
-    run: Run
-    number: int
-    measurements: Sequence[Measurement]
-    rows: dict[int, tuple[Half | None, Half | None]]
-    impossible: Mapping[DataPoint, Impossible]
-
-    @property
-    def point(self) -> DataPoint:
-        """The first data point: all of them have its operation, devices and skew."""
-        return self.measurements[0].point
-
-    @property
-    def halves(self) -> list[Half]:
-        """The halves that were measured."""
-        return [half for halves in self.rows.values() for half in halves if half is not None]
-
-    @property
-    def errors(self) -> int:
-        """The number of halves with wrong elements, which nccl-tests counts as out of bounds [src/common.cu:478]."""
-        return sum(bool(half.wrong) for half in self.halves)
-
-
-def communicators(run: Run) -> list[Communicator]:
-    """Return the run's communicators, in the file's order.
-
-    Times are those of the launch loop, or with -G of the graph replay. Raises UsageError for a run without collectives.
-    """
-    run = ordinary(without_idle(run))
-    groups = by_communicator(run)
-    if not groups:
-        raise UsageError(
-            "the nccl-tests format has rows for collectives, and this run holds none: show it without --format"
-        )
-    impossible = by_point(run)
-    return [
-        Communicator(run, number, points, _rows(run, points), impossible)
-        for number, points in enumerate(groups.values())
-    ]
-
-
-def _rows(run: Run, measurements: Sequence[Measurement]) -> dict[int, tuple[Half | None, Half | None]]:
-    points = {(measurement.point.size_bytes, measurement.point.variant): measurement for measurement in measurements}
-    sizes = sorted({size for size, _ in points})
-    return {
-        size: (_half(run, points.get((size, Variant.PLAIN))), _half(run, points.get((size, Variant.IN_PLACE))))
-        for size in sizes
-    }
+# Both halves of each size in bytes, out of place and in place; None for what was not measured.
+Rows = dict[int, tuple[Half | None, Half | None]]
 
 
 def _half(run: Run, measurement: Measurement | None) -> Half | None:
+    """Return a half: with the time of the launch loop, or with -G of the graph replay."""
     if measurement is None or not measurement.samples:
         return None
     # The launch loop's time as each trial's only batch.
@@ -110,13 +59,8 @@ def _half(run: Run, measurement: Measurement | None) -> Half | None:
     looped = [replace(sample, seconds=(sample.launch_seconds or 0.0,)) for sample in loops]
     summary = summarize(replace(measurement, samples=looped or measurement.samples))
     unchecked = measurement.failure or not measurement.point.work.verifiable
-    return Half(
-        microseconds=summary.seconds * 1e6,
-        algbw=summary.algbw,
-        busbw=summary.busbw,
-        wrong=None if unchecked else measurement.wrong,
-        loop=bool(looped),
-    )
+    wrong = None if unchecked else measurement.wrong
+    return Half(summary.seconds * 1e6, summary.algbw, summary.busbw, wrong, loop=bool(looped))
 
 
 # The text. Comment lines of collbench avoid the words that parsers search for: "bandwidth", "out-of-place", "FAILED"
@@ -136,55 +80,79 @@ _BATCHES = (
 def lines(run: Run) -> list[str]:
     """Return the lines of nccl-tests' output, a report for each communicator: times in µs, rates in GB/s.
 
-    Raises UsageError for a run without collectives.
+    Communicators are those of the file, in its order. Raises UsageError for a run without collectives.
     """
     first = [f"# not to be trusted: {worst_troubles(run)}"] if outcome(run).troubles else []
-    return first + [line for communicator in communicators(run) for line in _report(communicator)]
+    run = ordinary(without_idle(run))
+    groups = by_communicator(run)
+    if not groups:
+        raise UsageError(
+            "the nccl-tests format has rows for collectives, and this run holds none: show it without --format"
+        )
+    impossible = by_point(run)
+    reports = (_report(run, number, points, impossible) for number, points in enumerate(groups.values()))
+    return first + [line for report in reports for line in report]
 
 
-def _report(communicator: Communicator) -> Iterator[str]:
-    yield from _origin(communicator)
+def _report(
+    run: Run, number: int, measurements: Sequence[Measurement], impossible: Mapping[DataPoint, Impossible]
+) -> Iterator[str]:
+    """Yield what a run of an nccl-tests program prints: the data points of an operation on a set of devices."""
+    points = {(measurement.point.size_bytes, measurement.point.variant): measurement for measurement in measurements}
+    rows: Rows = {
+        size: (_half(run, points.get((size, Variant.PLAIN))), _half(run, points.get((size, Variant.IN_PLACE))))
+        for size in sorted({size for size, _ in points})
+    }
+    halves = [half for both in rows.values() for half in both if half is not None]
+    point = measurements[0].point  # all of them have its operation, devices and skew
+    yield from _origin(run, point, [*rows], halves)
     yield "# Using devices"
-    yield from _devices(communicator)
+    yield from _devices(run, number, point.members)
     yield "#"
     yield f"{_COLUMNS.format('', '', '', '', '')}           out-of-place                       in-place          "
     half = _HALF_COLUMNS.format("time", "algbw", "busbw", "#wrong")
     yield f"{_COLUMNS.format('size', 'count', 'type', 'redop', 'root')}{half}{half} "
     half = _HALF_COLUMNS.format("(us)", "(GB/s)", "(GB/s)", "")
     yield f"{_COLUMNS.format('(B)', '(elements)', '', '', '')}{half}{half} "
-    settings, operation = communicator.run.settings, communicator.point.operation
+    settings, operation = run.settings, point.operation
     # For all-to-all-v nccl-tests prints the mean block [src/alltoallv.cu, AlltoAllvGetCollByteCount].
-    blocks = len(communicator.point.members) if operation.shares or operation.irregular else 1
+    blocks = len(point.members) if operation.shares or operation.irregular else 1
     dtype = _TYPES.get(settings.dtype, settings.dtype)
     # Of send/recv it prints the reduction, though it has none [src/sendrecv.cu:120].
     redop = settings.redop if operation.reduces or operation is Operation.SENDRECV else "none"
     root = settings.root if operation.rooted else -1
-    for size, halves in communicator.rows.items():
+    for size, both in rows.items():
         count = size // DTYPE_BYTES[settings.dtype] // blocks
-        yield f"{size:12d}  {count:12d}  {dtype:>8}  {redop:>6}  {root:6d}{''.join(map(_half_text, halves))}"
-    yield from _footer(communicator)
+        yield f"{size:12d}  {count:12d}  {dtype:>8}  {redop:>6}  {root:6d}{''.join(map(_half_text, both))}"
+    yield from _footer(run, halves, [*_remarks(run, measurements, impossible)])
+    if number == 0:  # skips concern all communicators
+        yield from (f"# skipped: {_one_line(sentences.skipped(skip, run))}" for skip in run.skipped)
+    if not run.complete:
+        yield "# interrupted: rows are missing"
+    yield "#"
+    yield f"# Collective test concluded: {operation.collective.nccl_tests}"
+    yield "#"
+    yield ""
 
 
-def _origin(communicator: Communicator) -> Iterator[str]:
+def _origin(run: Run, point: DataPoint, sizes: Sequence[int], halves: Sequence[Half]) -> Iterator[str]:
     """Yield the lines above the devices: the origin and the meaning of the figures."""
-    run, program = communicator.run, communicator.point.operation.collective.nccl_tests
     library = f", NCCL {run.machine.nccl} {run.machine.nccl_path}" if run.machine.nccl else ""
     yield f"# collbench {run.version} in the layout of nccl-tests 2.19.6, backend {run.backend}{library}"
-    yield f"# Collective test starting: {program}"
-    settings, sizes = run.settings, [*communicator.rows]
-    threads = 1 if settings.processes > 1 else len(communicator.point.members)
+    yield f"# Collective test starting: {point.operation.collective.nccl_tests}"
+    settings = run.settings
+    threads = 1 if settings.processes > 1 else len(point.members)
     warmup = _WARMUP if settings.warmup is None else settings.warmup
-    checked = any(half.wrong is not None for half in communicator.halves)
+    checked = any(half.wrong is not None for half in halves)
     yield (
         f"# nThread {threads} nGpus 1 minBytes {sizes[0]} maxBytes {sizes[-1]} step: {_step(sizes)} "
         f"warmup iters: {warmup} iters: {settings.iterations or _ITERATIONS} agg iters: 1 validation: {int(checked)} "
         f"graph: {settings.graph} unalign: 0"
     )
-    if communicator.point.operation.irregular:
-        skew = communicator.point.skew or "uniform"
-        yield f"# blocks: {skew}; size: of the busiest rank, the more of sent and received"
+    if point.operation.irregular:
+        yield f"# blocks: {point.skew or 'uniform'}; size: of the busiest rank, the more of sent and received"
     yield f"# measured {run.started}, seed {settings.seed}; Pid is not recorded"
-    loops = {half.loop for half in communicator.halves}
+    loops = {half.loop for half in halves}
     for loop, meaning in ((True, _LOOP), (False, _BATCHES)):
         if loop in loops:
             yield f"# time: {meaning}"
@@ -207,13 +175,13 @@ def _step(sizes: Sequence[int]) -> str:
 _PCI = re.compile(r"0*([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-9a-f]")
 
 
-def _devices(communicator: Communicator) -> Iterator[str]:
+def _devices(run: Run, number: int, members: Sequence[int]) -> Iterator[str]:
     """Yield a line for each device in rank order; nccl-tests cuts a host's name at the first dot."""
-    for rank, device in enumerate(communicator.run.devices[index] for index in communicator.point.members):
+    for rank, device in enumerate(run.devices[index] for index in members):
         address = _PCI.fullmatch(device.pci_bus_id.lower())
-        host = (device.host or communicator.run.machine.hostname).partition(".")[0]
+        host = (device.host or run.machine.hostname).partition(".")[0]
         where = f"{device.index:2d} [{address[1] if address else 'none'}] {device.name}"
-        yield f"#  Rank {rank:2d} Group {communicator.number:2d} Pid {0:6d} on {host:>10} device {where}"
+        yield f"#  Rank {rank:2d} Group {number:2d} Pid {0:6d} on {host:>10} device {where}"
 
 
 def _half_text(half: Half | None) -> str:
@@ -232,49 +200,43 @@ def _fit(value: float, width: int) -> str:
     return f"{value:{width}.{1 if width >= 7 else 0}e}"[:width]
 
 
-def _footer(communicator: Communicator) -> Iterator[str]:
+def _footer(run: Run, halves: Sequence[Half], remarks: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Yield the summary. Scripts take OK for passed: it means that nothing is wrong, failed or missing.
 
     INTERRUPTED means that rows are missing, and no value was wrong. Notes follow the figures, because a machine's
     report of a failure may contain the words that scripts search for.
     """
-    run, remarks = communicator.run, [*_remarks(communicator)]
-    bad = communicator.errors or any(kind != "flagged" for kind, _ in remarks)
+    # Halves with wrong elements, which nccl-tests counts as out of bounds [src/common.cu:478].
+    errors = sum(bool(half.wrong) for half in halves)
+    bad = errors or any(kind != "flagged" for kind, _ in remarks)
     verdict = "FAILED" if bad else "OK" if run.complete else "INTERRUPTED"
     # The mean of all sizes and halves is the figure that parsers look for.
-    mean = sum(half.busbw for half in communicator.halves) / len(communicator.halves) if communicator.halves else 0.0
-    yield f"# {'Out of bounds values':<20} : {communicator.errors} {verdict}"
+    mean = sum(half.busbw for half in halves) / len(halves) if halves else 0.0
+    yield f"# {'Out of bounds values':<20} : {errors} {verdict}"
     yield f"# {'Avg bus bandwidth':<20} : {mean:g} "
     yield from (f"# {kind}: {text}" for kind, text in remarks)
-    if communicator.number == 0:  # skips concern all communicators
-        yield from (f"# skipped: {_one_line(sentences.skipped(skip, run))}" for skip in run.skipped)
-    if not run.complete:
-        yield "# interrupted: rows are missing"
-    yield "#"
-    yield f"# Collective test concluded: {communicator.point.operation.collective.nccl_tests}"
-    yield "#"
-    yield ""
 
 
-def _remarks(communicator: Communicator) -> Iterator[tuple[str, str]]:
+def _remarks(
+    run: Run, measurements: Sequence[Measurement], impossible_points: Mapping[DataPoint, Impossible]
+) -> Iterator[tuple[str, str]]:
     """Yield (kind, text) of data points: each that failed, then each that is impossible, then each flag with where."""
-    run = communicator.run
     where = {
         measurement.point: f"{measurement.point.size_bytes} "
         f"{'in' if measurement.point.variant is Variant.IN_PLACE else 'out of'} place"
-        for measurement in communicator.measurements
+        for measurement in measurements
     }
-    for measurement in communicator.measurements:
+    for measurement in measurements:
         if measurement.failure:
             failure = _one_line(sentences.failure(measurement.failure, run.devices))
             yield "failed", f"{where[measurement.point]}: {failure}"
-    for measurement in communicator.measurements:
-        if impossible := communicator.impossible.get(measurement.point):
+    for measurement in measurements:
+        if impossible := impossible_points.get(measurement.point):
             limit = f"the limit of the {impossible.capacity.part} is {impossible.capacity.gbs:.2f}"
             times = f"{impossible.batches} of {impossible.of} times"
             yield "IMPOSSIBLE", f"{where[measurement.point]}: {impossible.rate_gbs:.2f} GB/s, {limit}, {times}"
     flags: dict[str, dict[str, None]] = {}  # each problem of the machine during the run, and where
-    for measurement in communicator.measurements:
+    for measurement in measurements:
         for flag in (flag for sample in measurement.samples for flag in sample.flags):
             flags.setdefault(sentences.flag(flag, run.devices), {})[where[measurement.point]] = None
     yield from (("flagged", f"{flag}: {', '.join(points)}") for flag, points in flags.items())

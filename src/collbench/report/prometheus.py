@@ -8,7 +8,7 @@ collector refuses them.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from statistics import median
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from collbench.model.errors import RunFileError
 from collbench.model.run import Run
-from collbench.report.rows import Row, Value, rows, run_id
+from collbench.model.units import grouped
+from collbench.report.rows import Row, rows, run_id
 from collbench.runfile.codec import picked
 
 if TYPE_CHECKING:
@@ -70,9 +71,7 @@ def _about(run: Run) -> Iterator[Metric]:
 
 
 def _metrics(run_rows: Sequence[Row]) -> Iterator[Metric]:
-    groups: dict[tuple[Value, ...], list[Row]] = defaultdict(list)
-    for row in run_rows:
-        groups[tuple(row[name] for name in _OPERATION)].append(row)
+    groups = grouped((tuple(row[name] for name in _OPERATION), row) for row in run_rows)
     for name, meaning, column, factor, end in _MEASURED:
         samples = []
         for group in groups.values():
@@ -118,7 +117,3 @@ def _gauge(name: str, meaning: str, samples: Iterable[tuple[dict[str, str], floa
 
 def _labels(row: Row, names: Sequence[str]) -> dict[str, str]:
     return {name: str(row[name]) for name in names if row[name] is not None}
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")

@@ -299,12 +299,10 @@ def as_csv(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> str:
     file = io.StringIO()
     lines = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     lines.writerow([column.name for column in columns])
-    lines.writerows([_no_formula(value) for value in row.values()] for row in rows)
+    for row in rows:
+        values = row.values()
+        lines.writerow([f"'{text}" if isinstance(text, str) and _FORMULA.match(text) else text for text in values])
     return file.getvalue()
-
-
-def _no_formula(value: Value) -> Value:
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def as_json(rows: Sequence[Row]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from collbench.judge.outcome import Absence, AbsenceKind, corruptions
 from collbench.model.errors import Cause, Failure, FailureKind, WrongData
@@ -80,8 +79,10 @@ def _failed(failed: Failure, devices: Sequence[Device]) -> str:
     ending = f"exit status {failed.exit_status}"
     if failed.signal is not None:
         ending = ", ".join(filter(None, (f"signal {failed.signal}", _SIGNALS.get(failed.signal))))
+    size = "" if failed.size_bytes is None else f" of {format_size(failed.size_bytes)}"
+    groups = ", ".join(tags(group, devices, "-") for group in failed.groups)
     return _FAILED[failed.cause].format(
-        step=_step(failed, devices),
+        step=f"{failed.work}{size}{f' on {groups}' if groups else ''}",
         at=f" on {tags(failed.devices, devices)}" if failed.devices else "",
         detail=failed.detail,
         said=f": {said}" if said else "",
@@ -90,12 +91,6 @@ def _failed(failed: Failure, devices: Sequence[Device]) -> str:
         count=failed.count,
         because=failure(failed.because, devices) if failed.because else "",
     )
-
-
-def _step(failed: Failure, devices: Sequence[Device]) -> str:
-    size = "" if failed.size_bytes is None else f" of {format_size(failed.size_bytes)}"
-    groups = ", ".join(tags(group, devices, "-") for group in failed.groups)
-    return f"{failed.work}{size}{f' on {groups}' if groups else ''}"
 
 
 def wrong_data(wrong: WrongData, devices: Sequence[Device]) -> str:
@@ -194,11 +189,6 @@ def _free(skip: Skipped, run: Run) -> str:
     kinds = {work.registration for work in run.settings.collectives} - {Registration.NONE}
     buffers = ("three", "five", "seven")[len(kinds)]  # source, send, target; send and target of each kind
     return f"free now: {amounts}, shared by {buffers} buffers plus those of NCCL"
-
-
-def reason_alone(skip: Skipped) -> Skipped:
-    """Return the skip without its work and sizes: equal for everything skipped for the same reason."""
-    return replace(skip, work=None, members=(), sizes=())
 
 
 _ABSENT = {

@@ -2,8 +2,8 @@
 
 This module decides what happens to a file that exists: it is refused before anything is measured or computed, and
 again if it appeared meanwhile. `--force` replaces it; an empty one (mktemp's) is always replaced. A stream (a pipe, a
-device, /dev/stdout) is written to. `doing` and `option` word the refusal:
-"cannot save the run as x.json: …; choose another place with --output FILE".
+device, /dev/stdout) is written to. `doing` words the refusal, as "save the run as" does in "cannot save the run as
+x.json: …; choose another place with --output FILE".
 """
 
 from __future__ import annotations
@@ -36,16 +36,14 @@ class Taken(RunFileError):
     """Another file is in the way: nothing was written."""
 
 
-def write(
-    content: str | bytes, path: Path, doing: str, option: str, *, force: bool = False, mode: int = 0o666
-) -> Identity | None:
-    """Write text (UTF-8) or bytes so that a reader, or a crash, meets nothing, the old file or the new one.
+def write(content: str, path: Path, doing: str, *, force: bool = False, mode: int = 0o666) -> Identity | None:
+    """Write text (UTF-8) so that a reader, or a crash, meets nothing, the old file or the new one.
 
     Returns the new file's identity, None for a stream. Raises Taken for a file that exists, unless `force` replaces it,
     and RunFileError for a folder that cannot be written and for a full disk; an old file is then untouched.
     """
     # A name from the system that is not UTF-8 holds lone surrogates: as \udcxx they are valid JSON.
-    data = content if isinstance(content, bytes) else content.encode("utf-8", errors="backslashreplace")
+    data = content.encode("utf-8", errors="backslashreplace")
     target = Path(os.path.realpath(path))
     temporary = _beside(target)
     try:
@@ -61,10 +59,10 @@ def write(
         if force:
             temporary.replace(target)
         elif not _claim(temporary, target):
-            raise taken(path, doing, option)
+            raise taken(path, doing)
         return written
     except OSError as error:
-        raise refused(path, error, doing, option) from error
+        raise refused(path, error, doing) from error
     finally:
         with contextlib.suppress(OSError):  # gone already, unless it was linked, or something failed
             temporary.unlink()
@@ -74,68 +72,51 @@ class OwnFile:
     """A file that one process writes again and again. A file that another process has put there meanwhile stays.
 
     Then, and if the first write finds a file that was not there before, the content goes to a new file next to it:
-    `path` is that file, and `warn` reports it. `refusal` are `doing` and `option` of `write`. `force` replaces an older
-    file.
+    `path` is that file, and `warn` reports it. `force` replaces an older file.
     """
 
     def __init__(
-        self,
-        path: Path,
-        refusal: tuple[str, str],
-        warn: Callable[[str], None],
-        *,
-        force: bool = False,
-        mode: int = 0o666,
+        self, path: Path, doing: str, warn: Callable[[str], None], *, force: bool = False, mode: int = 0o666
     ) -> None:
         self.path = path
-        self._refusal, self._warn, self._force, self._mode = refusal, warn, force, mode
+        self._doing, self._warn, self._force, self._mode = doing, warn, force, mode
         self._written: Identity | None = None
 
     def write(self, content: str) -> None:
         """Write it whole. Raises RunFileError as the function `write`."""
         ours = self._force or (self._written is not None and identity(self.path) == self._written)
         try:
-            self._written = write(content, self.path, *self._refusal, force=ours, mode=self._mode)
+            self._written = write(content, self.path, self._doing, force=ours, mode=self._mode)
         except Taken:
             aside = another(self.path)
-            self._written = write(content, aside, *self._refusal, mode=self._mode)
+            self._written = write(content, aside, self._doing, mode=self._mode)
             self._warn(f"another process has written {self.path} in the meantime: this run is saved as {aside}")
             self.path = aside
         self._force = False
 
 
-def check(
-    path: Path,
-    doing: str,
-    option: str,
-    *,
-    force: bool = False,
-    sources: Iterable[Path] = (),
-) -> None:
+def check(path: Path, doing: str, *, force: bool = False, sources: Iterable[Path] = ()) -> None:
     """Raise RunFileError if `path` could not be written, Taken where a file is in the way. Ask before measuring.
 
     None of `sources`, the files that are read, is ever replaced.
     """
     try:
         if path.is_dir():
-            raise RunFileError(f"cannot {doing} {path}: it is a folder; choose another place with {option} FILE")
+            raise RunFileError(f"cannot {doing} {path}: it is a folder; {_ELSEWHERE}")
         if is_stream(path):
             _check_stream(path)
             return
         target = Path(os.path.realpath(path))
         if target.exists():
             if any(source.exists() and source.samefile(target) for source in sources):
-                raise Taken(f"cannot {doing} {path}: it is the input file; choose another with {option} FILE")
+                raise Taken(f"cannot {doing} {path}: it is the input file; choose another with --output FILE")
             if not force and target.stat().st_size:
-                raise taken(path, doing, option)
+                raise taken(path, doing)
         if not os.path.lexists(target.parent):  # most often a typing mistake: it is not made
-            raise RunFileError(
-                f"cannot {doing} {path}: folder {path.parent} does not exist; make it, or choose another place with "
-                f"{option} FILE"
-            )
+            raise RunFileError(f"cannot {doing} {path}: folder {path.parent} does not exist; make it, or {_ELSEWHERE}")
         try_folder(target.parent, target.name)
     except OSError as error:
-        raise refused(path, error, doing, option) from error
+        raise refused(path, error, doing) from error
 
 
 def try_folder(folder: Path, name: str = "probe") -> None:
@@ -180,14 +161,17 @@ def is_stream(path: Path) -> bool:
     return _descriptor(path) is not None or (path.exists() and not path.is_file() and not path.is_dir())
 
 
-def taken(path: Path, doing: str, option: str) -> Taken:
+_ELSEWHERE = "choose another place with --output FILE"
+
+
+def taken(path: Path, doing: str) -> Taken:
     """Return the error that says a file is in the way."""
-    return Taken(f"cannot {doing} {path}: it exists; choose another place with {option} FILE, or add --force")
+    return Taken(f"cannot {doing} {path}: it exists; {_ELSEWHERE}, or add --force")
 
 
-def refused(path: Path, error: OSError, doing: str, option: str) -> RunFileError:
+def refused(path: Path, error: OSError, doing: str) -> RunFileError:
     """Return the error that explains why `path` cannot be written."""
-    return RunFileError(f"cannot {doing} {path}: {reason(error)}; choose another place with {option} FILE")
+    return RunFileError(f"cannot {doing} {path}: {reason(error)}; {_ELSEWHERE}")
 
 
 def reason(error: OSError) -> str:

@@ -48,7 +48,7 @@ SECTIONS = {
 
 _SAVED = "'collbench runs' lists the saved runs: a number stands for a file"
 _FORMAT = FileFormat("collbench-run", 3, "run", again="measure again", elsewhere=_SAVED)
-_REFUSAL = ("save the run as", "--output")
+_DOING = "save the run as"
 # `train` does not trust a file that others can write. They may read it if the user's umask allows that.
 _MODE = 0o644
 
@@ -59,12 +59,12 @@ def save(run: Run, path: Path, *, replace: bool = False) -> None:
     Raises Taken for a file that exists, unless `replace`, and RunFileError for a folder that cannot be written and for
     a full disk; the old file is then untouched.
     """
-    atomic_write.write(dumps(run), path, *_REFUSAL, force=replace, mode=_MODE)
+    atomic_write.write(dumps(run), path, _DOING, force=replace, mode=_MODE)
 
 
 def check_writable(path: Path, *, replace: bool = False) -> None:
     """Raise RunFileError if a run could not be saved at `path`: a file exists there, unless `replace` is true."""
-    atomic_write.check(path, *_REFUSAL, force=replace)
+    atomic_write.check(path, _DOING, force=replace)
 
 
 def load(path: Path) -> Run:
@@ -274,7 +274,7 @@ class RunWriter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._warn, self._clock = run, warn, clock
-        self._file = None if path is None else atomic_write.OwnFile(path, _REFUSAL, warn, force=replace, mode=_MODE)
+        self._file = None if path is None else atomic_write.OwnFile(path, _DOING, warn, force=replace, mode=_MODE)
         self._streams = path is None or atomic_write.is_stream(path)
         self._due = -math.inf  # by the clock: the next write
         self.failure: RunFileError | None = None

@@ -61,14 +61,6 @@ def backend_of(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """The saved runs that are believed, the newest name first, and one line on those that are not, "" for none."""
-
-    files: tuple[Path, ...] = ()
-    ignored: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class SavedRun:
     """A run's row in the list of runs."""
 
@@ -84,23 +76,24 @@ class SavedRun:
     status: ExitStatus  # with which the run would end
 
 
-def believed() -> Saved:
-    """Return the runs that may choose devices without being named: no other user can have written them."""
+def believed(say: Callable[[str], None] = lambda _line: None) -> tuple[Path, ...]:
+    """Return the runs that may choose devices without being named, newest first: no other user can have written them.
+
+    `say` takes a line on those that are left out.
+    """
     try:
         folder = state_folder(RUNS)
         paths = sorted(folder.glob("*.json"), reverse=True)
     except (UsageError, OSError):
-        return Saved()
-    if not paths:
-        return Saved()
-    if why := _distrusted(folder, stat.S_ISDIR):
-        return Saved(ignored=f"ignoring the saved runs in {folder}: {why}; chmod 700 it once they are yours")
+        return ()
+    if paths and (why := _distrusted(folder, stat.S_ISDIR)):
+        say(f"ignoring the saved runs in {folder}: {why}; chmod 700 it once they are yours")
+        return ()
     doubts = {path: why for path in paths if (why := _distrusted(path, stat.S_ISREG))}
-    if not doubts:
-        return Saved(tuple(paths))
-    shown, why = abridged([str(path) for path in doubts], 1), next(iter(doubts.values()))
-    line = f"ignoring {shown}: {why}; name a run with its file to use it anyway"
-    return Saved(tuple(path for path in paths if path not in doubts), line)
+    if doubts:
+        shown, why = abridged([str(path) for path in doubts], 1), next(iter(doubts.values()))
+        say(f"ignoring {shown}: {why}; name a run with its file to use it anyway")
+    return tuple(path for path in paths if path not in doubts)
 
 
 def numbered(number: int, files: tuple[Path, ...]) -> Path:

@@ -18,6 +18,7 @@ from collbench.jobs.predict.links import Links, NoEvidence, Price
 from collbench.jobs.predict.network import SHARE, Span
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
+from collbench.model.units import grouped
 
 # The share of their change that messages of activations add to a step; two tensor-parallel jobs added 0.5 to 0.9
 # [benchmarks/results/2026-11-26-prediction].
@@ -72,9 +73,7 @@ def activations(calls: Sequence[Sent]) -> frozenset[int]:
 
     The sizes of parameters and gradients differ: of layers and embeddings, of full buckets and the last one.
     """
-    sizes: dict[int, list[int]] = defaultdict(list)
-    for call in calls:
-        sizes[call.group].append(call.size_bytes)
+    sizes = grouped((call.group, call.size_bytes) for call in calls)
     large = {group: [size for size in own if size >= _TINY * max(own)] for group, own in sizes.items()}
     return frozenset(group for group, own in large.items() if len(own) > 1 and len(set(own)) == 1)
 
@@ -103,10 +102,7 @@ def change(calls: Sequence[Sent], *, gpu_limits: bool = False) -> Span:
     change. Else they overlap compute until the host's last call, and the step ends with the last of them.
     """
     period, waiting = sum(call.pause for call in calls), activations(calls)
-    groups: dict[int, list[Sent]] = defaultdict(list)
-    for call in calls:
-        groups[call.group].append(call)
-
+    groups = grouped((call.group, call) for call in calls)
     serial = sum(call.after - call.before for call in calls)
     outlasting = max(
         sum(call.after for call in own) - max(period, sum(call.before for call in own)) for own in groups.values()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
@@ -21,7 +20,7 @@ from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, indices, names
 from collbench.machine.theory import DEGRADED
 from collbench.model.run import tags
-from collbench.model.units import span
+from collbench.model.units import grouped, span
 
 # NCCL's busbw over the rate of copy engines on the slowest link. Over NVLink 64 MiB on two H200 reach 0.68 and
 # 1 GiB 0.83, with NCCL_P2P_DISABLE=1 0.07 [H200x4]. Over PCIe both ways share more, and NCCL takes host memory between
@@ -154,11 +153,8 @@ def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> fl
 
 def _verdicts(facts: Facts, kind: Kind, cases: list[_Case], judged: frozenset[Link]) -> Iterator[Verdict]:
     """Yield a verdict for each group of pairs, and for each larger set that is slow."""
-    pairs: dict[Link, list[_Case]] = defaultdict(list)
-    for case in cases:
-        if len(case.reading.members) == 2:
-            for link in _links(case.reading):
-                pairs[link].append(case)
+    of_pairs = (case for case in cases if len(case.reading.members) == 2)
+    pairs = grouped((link, case) for case in of_pairs for link in _links(case.reading))
     groups: Sequence[Blame] = blames(facts, pairs, judged)
     if len(pairs) > 2 and by_setting(facts, min(pairs), paths_only=False) is not None:  # it is no single GPU's
         groups = [together(facts, frozenset(pairs), everything=pairs.keys() == judged)]

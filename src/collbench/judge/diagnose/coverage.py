@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts
-from collbench.judge.diagnose.verdict import Link
 from collbench.judge.outcome import UNANSWERED, Absence, AbsenceKind, Absences, outcome
 from collbench.judge.stats import MIN_TRIALS
 from collbench.machine.labels import is_nvlink
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Pair, Run, tags
-from collbench.model.units import abridged, format_size
+from collbench.model.units import abridged, format_size, grouped
 
 # Which pairs of a run could be judged, and why the others could not.
 
@@ -136,10 +134,8 @@ def _points(facts: Facts) -> Iterator[NotDone]:
     for work in facts.readings.works(collective=False):
         readings = facts.readings.of(work, 1)
         size_bytes = next(iter(readings.values())).size_bytes
-        reasons: dict[Absence, list[Link]] = defaultdict(list)
-        for link in permutations(range(n), 2):
-            if link not in readings:
-                reasons[_reason(absences.of(work, link, size_bytes))].append(link)
+        unread = [link for link in permutations(range(n), 2) if link not in readings]
+        reasons = grouped((_reason(absences.of(work, link, size_bytes)), link) for link in unread)
         for absence, links in reasons.items():
             names = abridged([tags(link, facts.run.devices, " → ") for link in links], _MAX_NAMES)
             yield f"{work} at {format_size(size_bytes)} on {names}", absence

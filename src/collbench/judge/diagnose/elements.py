@@ -25,7 +25,7 @@ from collbench.judge.physics import most_over_pcie
 from collbench.machine.labels import chained, is_nvlink
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, tags
-from collbench.model.units import STAGED_FASTER
+from collbench.model.units import STAGED_FASTER, grouped
 
 Values = NDArray[np.float64]
 STAGED_GAP = math.log(STAGED_FASTER)
@@ -241,10 +241,7 @@ def _slow(seen: _Seen) -> bool:
 
 def _predicted(element: Element, seen: Sequence[_Seen], *, collective: bool) -> list[float]:
     """Return how far below its typical rate the element leaves each, if its capacity is what slow ones reach."""
-    crossing: dict[int, list[_Seen]] = defaultdict(list)
-    for reading in seen:
-        if element.crossed_by(reading):
-            crossing[reading.kind].append(reading)
+    crossing = grouped((reading.kind, reading) for reading in seen if element.crossed_by(reading))
     capacity = {
         kind: _capacity(ones, collective=collective) for kind, ones in crossing.items() if any(map(_slow, ones))
     }
@@ -285,10 +282,11 @@ def _seen(facts: Facts, *, over_nvlink: bool, collective: bool) -> Iterator[_See
     groups.append((_STAGED, [*staged.values()]))
     if not over_nvlink and not collective:
         groups += [(_HOST, hosts) for hosts in with_host_memory(facts)]
-    below: dict[tuple[int, _Crossed], list[tuple[float, float, float]]] = defaultdict(list)
-    for kind, group in groups:
-        for reading, typical in _typical(facts, group, staged if kind == _PLAIN else {}):
-            below[kind, _crossed(kind, reading)].append((reading.middle, typical, reading.error))
+    below = grouped(
+        ((kind, _crossed(kind, reading)), (reading.middle, typical, reading.error))
+        for kind, group in groups
+        for reading, typical in _typical(facts, group, staged if kind == _PLAIN else {})
+    )
     for (kind, crossed), values in below.items():
         middles, typicals, errors = zip(*values, strict=True)
         unlike = _UNLIKE if kind == _PLAIN else _HOSTS_UNLIKE

@@ -21,7 +21,7 @@ from collbench.machine.theory import DEGRADED
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Skipped, tags
-from collbench.model.units import amount
+from collbench.model.units import amount, grouped
 
 # Wrong data, hangs and other failures: these links are useless, whatever their rate.
 
@@ -126,10 +126,9 @@ def limits(facts: Facts) -> tuple[Verdict, ...]:
 
 
 def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
-    beaten, of_links = impossible(facts.run), defaultdict[Link, list[Impossible]](list)
-    for excess in beaten:
-        for link in directed_links(excess.point.work, excess.point.members):
-            of_links[link].append(excess)
+    beaten = impossible(facts.run)
+    crossed = ((excess, directed_links(excess.point.work, excess.point.members)) for excess in beaten)
+    of_links = grouped((link, excess) for excess, links_crossed in crossed for link in links_crossed)
     yield from _hidden(facts, links, of_links.keys())
     judged = {
         link

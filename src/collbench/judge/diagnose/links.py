@@ -49,7 +49,7 @@ from collbench.judge.stats import MAD_TO_SIGMA, MEDIAN_ERROR, chance_beyond
 from collbench.machine.labels import UNKNOWN, chained, rank_key
 from collbench.model.operations import Work
 from collbench.model.run import Members
-from collbench.model.units import figure
+from collbench.model.units import figure, grouped
 
 # The two ways of a pair, links of one label, and peer access against copies through host memory.
 
@@ -119,12 +119,9 @@ def asymmetries(facts: Facts) -> Iterator[Verdict]:
 def outliers(facts: Facts) -> Iterator[Verdict]:
     """Yield the links slower than others of their label, by copies and by collectives: NCCL has causes of its own."""
     for collective in (False, True):
-        gaps: dict[Link, list[Gap]] = defaultdict(list)
         peers, everywhere = _all_peers(facts, collective=collective)
-        for each in peers:
-            for gap in each.gaps(everywhere):
-                for link in directed_links(gap.reading.work, gap.reading.members):
-                    gaps[link].append(gap)
+        found = (gap for each in peers for gap in each.gaps(everywhere))
+        gaps = grouped((link, gap) for gap in found for link in directed_links(gap.reading.work, gap.reading.members))
         slow = {
             link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, OUTLYING))
         }
@@ -263,11 +260,8 @@ def _below(facts: Facts, gaps: Sequence[Gap], normal: float) -> str:
 def _readings_by_label(facts: Facts, work: Work) -> dict[str, list[Reading]]:
     """Return a work's readings on pairs that may be compared, by label."""
     excluded = excluded_links(facts, limits(facts))
-    groups: dict[str, list[Reading]] = defaultdict(list)
-    for members, reading in facts.readings.of(work).items():
-        if len(members) == 2 and excluded.comparable(reading):
-            groups[reading.label].append(reading)
-    return groups
+    readings = (reading for members, reading in facts.readings.of(work).items() if len(members) == 2)
+    return grouped((reading.label, reading) for reading in readings if excluded.comparable(reading))
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,10 +305,7 @@ def _all_peers(facts: Facts, *, collective: bool) -> tuple[list[_Peers], list[fl
 
 
 def _peers(facts: Facts, group: Sequence[Reading]) -> Iterator[_Peers]:
-    by_kind: dict[object, list[Reading]] = defaultdict(list)
-    for reading in group:
-        by_kind[likeness(facts, reading.members)].append(reading)
-    for alike in by_kind.values():
+    for alike in grouped((likeness(facts, reading.members), reading) for reading in group).values():
         if len(alike) < 2:
             continue
         tied = facts.readings.tied(alike)

@@ -28,7 +28,7 @@ from collbench.machine.theory import slot
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Path, Run
-from collbench.model.units import TELLING_BYTES
+from collbench.model.units import TELLING_BYTES, grouped
 
 # The chance that any bound of a run's readings lies on the wrong side of its true rate, all together. Thresholds lie
 # beyond the bounds, so a false contradiction is rarer still.
@@ -96,8 +96,7 @@ class Readings:
 
     def __post_init__(self) -> None:
         """Sort the readings by work: judging a link asks for each work's in turn."""
-        for reading in self.points:
-            self._by_work.setdefault(reading.work, []).append(reading)
+        self._by_work.update(grouped((reading.work, reading) for reading in self.points))
 
     def of(self, work: Work, least_bytes: int = TELLING_BYTES) -> dict[tuple[int, ...], Reading]:
         """Return the readings of a work by members; none if its messages were smaller than that."""
@@ -296,11 +295,8 @@ def _own_noises(
 
     A link that is noisy shows it in every kind of copy and collective, both ways: three trials of each are enough then.
     """
-    of_devices: dict[frozenset[int], list[DataPoint]] = defaultdict(list)
-    for point in noise:
-        of_devices[frozenset(point.members)].append(point)
     found = {}
-    for alike in of_devices.values():
+    for alike in grouped((frozenset(point.members), point) for point in noise).values():
         together = own_noise((logs[point], noise[point]) for point in alike)
         for point in alike:
             alone = own_noise([(logs[point], noise[point])]) if len(logs[point]) >= _TRIALS_FOR_OWN_NOISE else None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from collbench.judge.diagnose.blame import Blame, blames, verdict_on
 from collbench.judge.diagnose.limits import VIRTUAL
 from collbench.judge.diagnose.readings import Facts
-from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, on
+from collbench.judge.diagnose.verdict import Cause, Kind, Verdict, both_ways, on
 from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
 from collbench.model.run import Path, PeerStatus
-from collbench.model.units import amount
+from collbench.model.units import amount, grouped
 
 
 def reported(facts: Facts) -> Iterator[Verdict]:
@@ -32,11 +31,7 @@ def _merged(
     facts: Facts, kind: Kind, cause: Callable[[tuple[int, ...]], Cause], ask: Callable[[Path], _Report | None]
 ) -> Iterator[Verdict]:
     """Yield a verdict for each different report, over all pairs that share it; a whole row blames its GPU."""
-    pairs_of: dict[_Report, list[Link]] = defaultdict(list)
-    for path in facts.run.paths:
-        report = ask(path)
-        if report is not None:
-            pairs_of[report].append(path.devices)
+    pairs_of = grouped((report, path.devices) for path in facts.run.paths if (report := ask(path)) is not None)
     every = both_ways(path.devices for path in facts.run.paths)
     for (text, _), pairs in pairs_of.items():
         for blame in blames(facts, both_ways(pairs), every):

@@ -376,6 +376,8 @@ def _of_family(
         }
         tiers.append([of_sets.get(devices, []) for devices in sets] if ranking else [])
     rows = family.grid
+    notes = [[_note(run, impossible_points, cell) for cell in row] for row in rows]
+    words = list(dict.fromkeys(["", *(note for row in notes for note in row)]))
     return {
         "name": f"{work} over {len(sets[0])} ranks" if family.kind == "group" else str(work),
         "kind": family.kind,
@@ -384,7 +386,8 @@ def _of_family(
         "sets": [list(devices) for devices in sets],
         "names": [device_names(run.devices, work, devices) for devices in sets],
         "figures": figures(family),
-        **_noted([[_note(run, impossible_points, cell) for cell in row] for row in rows]),
+        "notes": [[words.index(note) for note in row] for row in notes],
+        "words": words,
         "ways": "both ways together" if work.variant is Variant.BOTH_WAYS else "one way",
         "labels": [labels.get(devices, "") for devices in sets],
         "theory": [_short(limits.get(devices)) for devices in sets],
@@ -393,12 +396,6 @@ def _of_family(
         "failed": [[at for at, cell in enumerate(row) if cell and cell.failure and not cell.samples] for row in rows],
         "size_names": [*map(format_size, sizes)],
     }
-
-
-def _noted(notes: Sequence[Sequence[str]]) -> Series:
-    """Return notes as indices in the list of their texts: many data points share one."""
-    texts = list(dict.fromkeys(["", *(note for row in notes for note in row)]))
-    return {"notes": [[texts.index(note) for note in row] for row in notes], "words": texts}
 
 
 def _note(run: Run, impossible_points: Mapping[DataPoint, Impossible], measurement: Measurement | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
@@ -34,7 +33,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import DataPoint, Measurement, Run, tags
 from collbench.model.skew import imbalance
-from collbench.model.units import DTYPE_BYTES, amount, counted, format_size, micro, span
+from collbench.model.units import DTYPE_BYTES, amount, counted, format_size, grouped, micro, span
 from collbench.report import sentences
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Block, Lines, Page, Part, Table, both, listed, short, table, whole
@@ -268,24 +267,22 @@ def _all_launches(run: Run) -> Iterator[Block]:
 
 
 def single_launches(run: Run, by_size: Sequence[Tails]) -> list[Part]:
-    """Return a communicator's title, its table, and what is said of its ranks."""
-    late = Lines("\n" + "\n".join(_late_lines(run, by_size)))
-    return [Text(f"\n{sim(run)}{_launches_title(run, by_size)}"), _percentiles(by_size), late]
+    """Return a communicator's title, its table, which ranks are late, and which percentiles lack launches."""
+    point, counts = by_size[0].point, dict.fromkeys(str(tail.count) for tail in by_size)
+    what = f"{point.work} over {tags(point.members, run.devices)}"
+    title = f"{sim(run)}{what}: {' or '.join(counts)} single launches of each size, µs"
+    lines = [f"late      {line}" for line in _late(run, by_size)]
+    needed = {percent: fewest_launches(percent) for percent in PERCENTILES}
+    most = min(tail.count for tail in by_size)
+    if few := [f"p{percent} needs {least} launches" for percent, least in needed.items() if most < least]:
+        lines.append(f"too few   {', '.join(few)}")
+    return [Text(f"\n{title}"), _percentiles(by_size), Lines("\n" + "\n".join(lines))]
 
 
 def launches_by_communicator(run: Run) -> list[list[Tails]]:
     """Return the run's single launches for each work and communicator, by size."""
-    groups: dict[tuple[object, ...], list[Tails]] = defaultdict(list)
-    for tail in tails(run):
-        groups[tail.point.work, tail.point.members].append(tail)
+    groups = grouped(((tail.point.work, tail.point.members), tail) for tail in tails(run))
     return [sorted(group, key=lambda tail: tail.point.size_bytes) for group in groups.values()]
-
-
-def _launches_title(run: Run, by_size: Sequence[Tails]) -> str:
-    """Return what was timed: "allreduce over GPU0, GPU1: 2000 single launches of each size, µs"."""
-    members = tags(by_size[0].point.members, run.devices)
-    counts = dict.fromkeys(str(tail.count) for tail in by_size)
-    return f"{by_size[0].point.work} over {members}: {' or '.join(counts)} single launches of each size, µs"
 
 
 def _percentiles(by_size: Sequence[Tails]) -> Table:
@@ -301,15 +298,6 @@ def _percentiles(by_size: Sequence[Tails]) -> Table:
     return table("size", *heads, rows=rows)
 
 
-def _late_lines(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
-    """Yield which ranks are late, and which percentiles lack launches: lines of a name and a sentence."""
-    yield from (f"late      {line}" for line in _late(run, by_size))
-    needed = {percent: fewest_launches(percent) for percent in PERCENTILES}
-    most = min(tail.count for tail in by_size)
-    if few := [f"p{percent} needs {least} launches" for percent, least in needed.items() if most < least]:
-        yield f"too few   {', '.join(few)}"
-
-
 def _late(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
     if any(tail.transfer is None for tail in by_size):
         yield "not judged: hosts have no common clock; a launch's time is the longest of its ranks' own times"
@@ -317,10 +305,7 @@ def _late(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
     if by_size[0].point.operation.rooted:
         yield f"not judged: the ranks of {by_size[0].point.operation} finish at different times by design"
         return
-    by_device: dict[int, list[tuple[Tails, RankTails]]] = defaultdict(list)
-    for tail in by_size:
-        for rank in tail.late:
-            by_device[rank.member].append((tail, rank))
+    by_device = grouped((rank.member, (tail, rank)) for tail in by_size for rank in tail.late)
     for device, late in by_device.items():
         yield _described(run, device, late, len(by_size))
     if not by_device:

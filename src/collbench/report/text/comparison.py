@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
@@ -13,7 +12,18 @@ from collbench.judge.between_runs import MIN_LINKS, OF_FEW_LINKS, VariationSourc
 from collbench.judge.compare import Change, ChangeGroup, ChangeVerdict, Comparison, GroupKind
 from collbench.judge.outcome import outcome
 from collbench.model.run import Run, tags
-from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span, span, verb
+from collbench.model.units import (
+    TELLING_BYTES,
+    amount,
+    counted,
+    figure,
+    fixed,
+    format_size,
+    grouped,
+    size_span,
+    span,
+    verb,
+)
 from collbench.report.text.frame import ALARM, alarm, not_judged, sim
 from collbench.report.text.layout import Lines, Page, Part, listed, short, table, whole
 from collbench.runfile.codec import document, picked, plain
@@ -252,8 +262,11 @@ def _found(comparison: Comparison) -> str:
     if comparison.regressions:
         count = sum(change.regressed for change in comparison.changes)
         points = f"; {count} of {amount(len(comparison.changes), 'data point')} regressed" if count else ""
+        # NCCL's variables are the likeliest cause, and easily undone.
+        variables = [difference for difference in comparison.differences if difference.what.startswith("NCCL_")]
+        differ = "".join(f"; {variable.what} differs: {variable.base} → {variable.new}" for variable in variables)
         slowest = _slowest(comparison, comparison.regressions)
-        return f"Regression: {slowest}, significantly more than {limit}{points}{_other_variables(comparison)}."
+        return f"Regression: {slowest}, significantly more than {limit}{points}{differ}."
     judged: list[Change | ChangeGroup] = [*comparison.groups, *comparison.changes]
     if worse := [change for change in judged if change.verdict is ChangeVerdict.WORSE]:
         return f"Slower: {_slowest(comparison, worse)}; nothing significantly by more than {limit}."
@@ -266,12 +279,6 @@ def _found(comparison: Comparison) -> str:
     if alone or not comparison.new.complete or outcome(comparison.new).device_sets:
         return "; ".join(["Nothing that was measured in both runs is significantly slower", *alone]) + "."
     return _not_slower(comparison)
-
-
-def _other_variables(comparison: Comparison) -> str:
-    """Return which of NCCL's variables differ, as a clause: they are the likeliest cause, and easily undone."""
-    variables = [difference for difference in comparison.differences if difference.what.startswith("NCCL_")]
-    return "".join(f"; {difference.what} differs: {difference.base} → {difference.new}" for difference in variables)
 
 
 def _not_slower(comparison: Comparison) -> str:
@@ -353,19 +360,17 @@ def _named(comparison: Comparison, group: ChangeGroup, copies: _Copies) -> tuple
     return median(change.ratio for change in changed), f"copies at {format_size(key.size_bytes)} {where}"
 
 
-# The largest copies of each work by pair and direction.
-_Copies = dict[tuple[int, ...], dict[tuple[int, ...], list[Change]]]
+# The largest copies of each work by link.
+_Copies = dict[tuple[int, ...], list[Change]]
 
 
 def _largest_copies(comparison: Comparison) -> _Copies:
-    largest: dict[str, int] = defaultdict(int)
-    copies: _Copies = defaultdict(lambda: defaultdict(list))
-    for change in comparison.changes:
-        largest[change.key.work] = max(largest[change.key.work], change.key.size_bytes)
-    for change in comparison.changes:
-        if change.operation.is_copy and change.key.size_bytes == largest[change.key.work]:
-            copies[tuple(sorted(change.key.members))][change.key.members].append(change)
-    return copies
+    sizes = grouped((change.key.work, change.key.size_bytes) for change in comparison.changes)
+    largest = {work: max(of_work) for work, of_work in sizes.items()}
+    copies = (change for change in comparison.changes if change.operation.is_copy)
+    return grouped(
+        (change.key.members, change) for change in copies if change.key.size_bytes == largest[change.key.work]
+    )
 
 
 def _one_way(group: ChangeGroup, copies: _Copies) -> list[Change]:
@@ -373,7 +378,8 @@ def _one_way(group: ChangeGroup, copies: _Copies) -> list[Change]:
 
     The mean of both directions is the rate of neither.
     """
-    directions = copies[group.members].values() if len(group.members) == 2 and group.members in copies else ()
+    links = (group.members, group.members[::-1]) if len(group.members) == 2 else ()
+    directions = [copies[link] for link in links if link in copies]
     changed = [some for some in directions if all(change.verdict is group.verdict for change in some)]
     others = [some for some in directions if not any(change.verdict is group.verdict for change in some)]
     return changed[0] if changed and others else []
@@ -417,18 +423,17 @@ def _rows(comparison: Comparison, verdict: ChangeVerdict) -> list[tuple[str, int
     work has a single row if all of its sets of devices changed.
     """
     changes = [change for change in comparison.changes if change.verdict is verdict]
-    works: dict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
-    for change in comparison.changes:
-        works[change.key.work, len(change.key.members)].add(change.key.members)
-    by_devices: dict[tuple[str, tuple[int, ...]], list[Change]] = defaultdict(list)
-    for change in changes:
-        by_devices[change.key.work, change.key.members].append(change)
-    rows: dict[str, list[Change]] = defaultdict(list)
-    for (work, devices), device_changes in by_devices.items():
-        every = works[work, len(devices)]
-        all_changed = len(every) > 2 and all((work, other) in by_devices for other in every)
+    keys = [change.key for change in comparison.changes]
+    works = grouped(((key.work, len(key.members)), key.members) for key in keys)
+    changed = {(change.key.work, change.key.members) for change in changes}
+
+    def name(work: str, devices: tuple[int, ...]) -> str:
+        every = {*works[work, len(devices)]}
+        all_changed = len(every) > 2 and all((work, other) in changed for other in every)
         where = f"on all {len(every)}" if all_changed else _device_names(comparison, devices, work)
-        rows[f"{work} {where}"] += device_changes
+        return f"{work} {where}"
+
+    rows = grouped((name(change.key.work, change.key.members), change) for change in changes)
     found = [(name, len(some), max(some, key=lambda change: change.key.size_bytes)) for name, some in rows.items()]
     return sorted(found, key=lambda row: -abs(1 - row[2].ratio))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
 
@@ -136,16 +137,13 @@ def _devices(run: Run, variant: Variant, measurements: Sequence[Measurement]) ->
         about = _HOST_CHASE if first is Operation.CHASE else _TABLES[variant]
         where = _host_memory(run, node) if variant.host_memory else ""
         yield Text(f"\n{variant}{where} at {format_size(size_bytes)}, {unit} ({about})")
-        columns = [{m.point.members[0]: _with_interval(m, unit) for m in points} for points in largest.values()]
-        rows = (
-            (device.tag, *(by_device.get(at, "-") for by_device in columns)) for at, device in enumerate(run.devices)
-        )
+        cells: dict[int, dict[Operation, str]] = defaultdict(dict)
+        for operation, points in largest.items():
+            for timed in points:
+                half, middle = half_width(timed), figure(value_of(timed, unit))
+                cells[timed.point.members[0]][operation] = f"{middle} ±{half:.1%}" if np.isfinite(half) else middle
+        rows = ((device.tag, *(cells[at].get(of, "-") for of in largest)) for at, device in enumerate(run.devices))
         yield table("device", *largest, rows=rows)
-
-
-def _with_interval(measurement: Measurement, unit: str) -> str:
-    half, middle = half_width(measurement), figure(value_of(measurement, unit))
-    return f"{middle} ±{half:.1%}" if np.isfinite(half) else middle
 
 
 def _least_to_most(values: Sequence[float], unit: str = "") -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from importlib import import_module
 
 from rich.text import Text
@@ -22,18 +23,15 @@ from collbench.model.run import (
     Device,
     Flag,
     FlagKind,
-    InterferenceCheck,
-    Measurement,
     Run,
     SkipKind,
-    Skipped,
     StopReason,
     at_the_ends,
     device_sets,
     new_errors,
     tags,
 )
-from collbench.model.units import abridged, amount, capped, counted, format_size, size_span, span
+from collbench.model.units import abridged, amount, capped, counted, format_size, grouped, size_span, span
 from collbench.report import sentences
 from collbench.report.sections import section
 from collbench.report.text.layout import Block, Lines, short, whole
@@ -175,11 +173,8 @@ def _events(run: Run) -> Iterator[tuple[str, str]]:
     samples, devices = [sample for measurement in run.measurements for sample in measurement.samples], run.devices
     flags = [flag for sample in samples for flag in set(sample.flags)]
     # Each flag with the number of trials that have it; of a GPU's temperatures the highest.
-    marked: dict[tuple[FlagKind, tuple[int, ...], str, int | None], list[Flag]] = defaultdict(list)
-    for flag in flags:
-        figure = None if flag.kind is FlagKind.HOT else flag.figure
-        marked[flag.kind, flag.devices, flag.reason, figure].append(flag)
-    worst = ((max(same, key=lambda flag: flag.figure or 0), len(same)) for same in marked.values())
+    alike = grouped((replace(flag, figure=None) if flag.kind is FlagKind.HOT else flag, flag) for flag in flags)
+    worst = ((max(same, key=lambda flag: flag.figure or 0), len(same)) for same in alike.values())
     lines = sorted(f"{sentences.flag(flag, devices)} in {count} of {len(samples)} trials" for flag, count in worst)
     yield from (("flagged", line) for line in lines)
     # Throttling or other processes before and after measuring, unless a trial has the same flag.
@@ -286,33 +281,26 @@ def _share(part: int, whole: int) -> str:
 
 def failures(run: Run, most: int = _MAX_FAILURES) -> Iterator[str]:
     """Yield a line for each set of devices and kind of failure: its data points, and the first reason."""
-    failed: dict[tuple[tuple[int, ...], object], list[Measurement]] = defaultdict(list)
-    for measurement in run.measurements:
-        if measurement.failure:
-            failed[tuple(sorted(measurement.point.members)), measurement.failure.kind].append(measurement)
+    failed = grouped(
+        ((tuple(sorted(measurement.point.members)), measurement.failure.kind), measurement)
+        for measurement in run.measurements
+        if measurement.failure
+    )
     for (devices, _), points in list(failed.items())[:most]:
         why = sentences.failure(points[0].failure, run.devices) if points[0].failure else ""
-        yield f"failed    {device_sets([devices], run.devices)}: {_points(points)}: {why}"
+        works = ", ".join(sorted({str(measurement.point.work) for measurement in points}))
+        sizes = size_span([measurement.point.size_bytes for measurement in points])
+        alone = len(points) == 1
+        what = f"{works} at {sizes}" if alone else f"{len(points)} data points ({works}; {sizes}), the first"
+        yield f"failed    {device_sets([devices], run.devices)}: {what}: {why}"
     if len(failed) > most:
         yield f"failed    and {len(failed) - most} more: the run file lists them"
 
 
-def _points(points: Sequence[Measurement]) -> str:
-    """Return "ce-write at 8 B", or "6 data points (ce-read, ce-write; 8 B to 1G), the first"."""
-    works = ", ".join(sorted({str(measurement.point.work) for measurement in points}))
-    sizes = [measurement.point.size_bytes for measurement in points]
-    if len(points) == 1:
-        return f"{works} at {size_span(sizes)}"
-    return f"{len(points)} data points ({works}; {size_span(sizes)}), the first"
-
-
 def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[str]:
     """Yield a line for each reason of these kinds (None: all kinds), with some of what was skipped for it."""
-    reasons: dict[Skipped, list[Skipped]] = {}
-    for skip in run.skipped:
-        if kinds is None or skip.kind in kinds:
-            reasons.setdefault(sentences.reason_alone(skip), []).append(skip)
-    for group in reasons.values():
+    shown = [skip for skip in run.skipped if kinds is None or skip.kind in kinds]
+    for group in grouped((replace(skip, work=None, members=(), sizes=()), skip) for skip in shown).values():
         what = list(dict.fromkeys(filter(None, (sentences.skipped_what(skip, run) for skip in group))))
         names = f"{abridged(what, _MAX_NAMES)}: " if what else ""
         yield f"skipped   {names}{sentences.skipped_reason(group[0], run)}"
@@ -321,10 +309,7 @@ def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[s
 def _interference(run: Run) -> Iterator[str]:
     """Yield whether pairs keep their rates while other pairs are busy, by the interference check."""
     trusted = [check for check in run.interference_checks if check.trusted]
-    disagreeing: dict[str, list[InterferenceCheck]] = defaultdict(list)
-    for check in run.interference_checks:
-        if not check.trusted:
-            disagreeing[check.label].append(check)
+    disagreeing = grouped((check.label, check) for check in run.interference_checks if not check.trusted)
     if trusted:
         within = f"{max(abs(1 - check.ratio) for check in trusted):.1%}"
         count = f"{len(trusted)} of " if disagreeing else ""

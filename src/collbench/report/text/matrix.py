@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 
@@ -14,7 +13,7 @@ from collbench.judge.stats import summarize
 from collbench.judge.tiers import Ranking, Relation, kind_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Members, Run
-from collbench.model.units import TELLING_BYTES, amount, figure, format_size, span
+from collbench.model.units import TELLING_BYTES, amount, figure, format_size, grouped, span
 from collbench.report.prose import NARROW
 from collbench.report.text.frame import device_names, sim
 from collbench.report.text.layout import Figures, Legend, Lines, Part
@@ -194,8 +193,6 @@ def _counted_sets(run: Run, work: Work, sets: Sequence[Members]) -> str:
 
 def at_largest(measurements: Iterable[Measurement]) -> dict[Operation, list[Measurement]]:
     """Return each operation's data points of its largest size; operations in the order of the model."""
-    points = defaultdict[tuple[Operation, int], list[Measurement]](list)
-    for measurement in measurements:
-        points[measurement.point.operation, measurement.point.size_bytes].append(measurement)
+    points = grouped(((timed.point.operation, timed.point.size_bytes), timed) for timed in measurements)
     largest = {operation: points[operation, size] for operation, size in sorted(points, key=lambda key: key[1])}
     return {operation: largest[operation] for operation in Operation if operation in largest}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
@@ -26,8 +25,8 @@ from collbench.model.peer_map import (
     PeerMap,
     PeerState,
 )
-from collbench.model.run import Device, PeerStatus, tags
-from collbench.model.units import STAGED_FASTER, abridged, amount, figure, fixed, span, verb
+from collbench.model.run import Device, tags
+from collbench.model.units import STAGED_FASTER, abridged, amount, figure, fixed, grouped, span, verb
 from collbench.report.sentences import failure, wrong_data
 from collbench.report.text.layout import Lines, Page, Part, short, table, whole
 from collbench.runfile.codec import document, head, picked
@@ -92,10 +91,11 @@ def page(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
     yield Lines(f"answer    {answer(peer_map, every)}")
     yield from map(Lines, _to_do(peer_map, every))
     yield Text("")
+    every_link = _rows(peer_map, [[link] for link in peer_map.links])
     if len(peer_map.links) > _MAX_ROWS:
-        yield from (*short(_folded(peer_map)), *whole("tables", _links(peer_map)))
+        yield from (*short(_folded(peer_map)), *whole("tables", every_link))
     else:
-        yield _links(peer_map)
+        yield every_link
     yield Text("")
     yield from _explained(peer_map, every)
     where = f"SIMULATED machine '{peer_map.fabric}'" if peer_map.fabric else peer_map.hostname
@@ -134,16 +134,15 @@ def _concerned(peer_map: PeerMap, every: Sequence[PeerCause]) -> list[PeerCause]
     return [cause for cause in every if offered.intersection(cause.links) or peer_map.nccl_failure]
 
 
-def _is_wrong(state: PeerState) -> bool:
-    """Return whether a cause is sought for what a link shows: not for an answer that a busy host does not give."""
-    return state.is_broken or state in (PeerState.REFUSED, PeerState.SLOW)
+# For what a link shows a cause is sought: not for an answer that a busy host does not give.
+_WRONG = (PeerState.HANGS, PeerState.CORRUPTS, PeerState.FAILS, PeerState.REFUSED, PeerState.SLOW)
 
 
 def _first(peer_map: PeerMap, every: Sequence[PeerCause]) -> PeerCause | None:
     """Return the surest cause of the worst that links show; None if it has none."""
     states = {link.devices: link.state for link in peer_map.links}
     worst = min(states.values(), key=list(PeerState).index)
-    explains = (cause for cause in every if not _is_wrong(worst) or worst in {states[link] for link in cause.links})
+    explains = (cause for cause in every if worst not in _WRONG or worst in {states[link] for link in cause.links})
     return next(explains, None)
 
 
@@ -153,7 +152,7 @@ def _to_do(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
     cause = _first(peer_map, every)
     if cause is not None:
         yield _reason(cause, peer_map)
-    elif any(_is_wrong(link.state) for link in peer_map.links):
+    elif any(link.state in _WRONG for link in peer_map.links):
         yield "cause     not known: nothing that was read of this machine is known to have this effect"
     if cause is None or not cause.command:
         yield from meanwhile
@@ -189,36 +188,24 @@ def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
         yield from short(Lines(f"trouble   {names} ({ways}): {example}{links[0][1]}"))
         every_link = (Lines(f"trouble   {_link(link, devices)} ({ways}): {why}") for link, why in links)
         yield from whole("tables", *every_link)
-    if peer_map.together is not None:
-        why = failure(peer_map.together, devices)
-        yield Lines(f"trouble   all GPUs in one process: {why}; each link had a process of its own")
-    if lost := _host_trouble(peer_map):
-        links_lost = _names([link for link, _ in lost], peer_map)
-        yield Lines(f"trouble   through the host, {links_lost}: {_why(lost[0][1], devices)}")
     if peer_map.nccl_failure is not None:
         yield Lines(f"NCCL      all-to-all: {_trouble(peer_map.nccl_failure, devices)}")
-    if others := _contradicted(peer_map):
-        yield Lines(f"reported  {_DIFFER}{_names(others, peer_map)}")
-    yield from _further(peer_map, every)
-
-
-def _further(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
-    """Yield the causes that follow the first; on the short page only the names of those of links already explained."""
+    yield from (Lines(line) for _, line in _besides(peer_map))
     first = _first(peer_map, every)
     explained = set(first.links if first else ())
-    names: list[str] = []
+    others: list[str] = []
     for cause in every:
         if cause is first:
             continue
         lines = [*map(Lines, (_reason(cause, peer_map), *_remedy(cause)))]
         if explained.issuperset(cause.links):
-            names.append(f"{cause.name} ({cause.certainty})")
+            others.append(f"{cause.name} ({cause.certainty})")
             yield from whole("causes", *lines)
         else:
             explained.update(cause.links)
             yield from lines
-    if names:
-        yield from short(Lines(f"or        {', '.join(names)}"))
+    if others:
+        yield from short(Lines(f"or        {', '.join(others)}"))
 
 
 def answer(peer_map: PeerMap, every: Sequence[PeerCause] = ()) -> str:
@@ -231,9 +218,7 @@ def answer(peer_map: PeerMap, every: Sequence[PeerCause] = ()) -> str:
 
 
 def _answer(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
-    by_state: dict[PeerState, list[Link]] = {}
-    for link in peer_map.links:
-        by_state.setdefault(link.state, []).append(link.devices)
+    by_state = grouped((link.state, link.devices) for link in peer_map.links)
     count = len(peer_map.links)
     bad = sorted(
         (state for state in by_state if state not in (PeerState.WORKS, PeerState.NONE)), key=list(PeerState).index
@@ -248,7 +233,8 @@ def _answer(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
             f"P2P {what} on {sum(len(by_state[state]) for state in known or bad)} of {count} links: {'; '.join(parts)}."
         )
     if PeerState.WORKS not in by_state:
-        statuses = Counter(refusal for link in peer_map.links for refusal in _refusing(link))
+        answers = (each.get(way) for link in peer_map.links for each in (link.nvml, link.tool) for way in "rw")
+        statuses = dict.fromkeys(said for said in answers if said is not None and said.allows is False)
         why = "; ".join(f"{refusal}: {labels.PEER_STATES[refusal]}" for refusal in statuses)
         nccl = "NCCL fails" if peer_map.nccl_failure else "Data goes through host memory"
         return f"No P2P: the driver offers it for no link{f' ({why})' if why else ''}. {nccl}."
@@ -263,20 +249,23 @@ def _answer(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
         text = f"P2P works, but is slow on {len(slow)} of {count} links: {why}"
     # Of a simulated machine no NCCL was asked, and no fault keeps it from such links.
     asked = [] if peer_map.fabric and not _unused(peer_map) else [_nccl(peer_map)]
-    return f"{'; '.join((text, *asked, *_besides(peer_map)))}."
+    return f"{'; '.join((text, *asked, *(clause for clause, _ in _besides(peer_map))))}."
 
 
-def _besides(peer_map: PeerMap) -> Iterator[str]:
-    """Yield what else is wrong where every link that is offered works."""
-    if lost := _host_trouble(peer_map):
-        yield f"copies through the host fail on {_names([link for link, _ in lost], peer_map)}"
+def _besides(peer_map: PeerMap) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong besides peer access on single links: as a clause of the answer, and as a line."""
     if peer_map.together:
-        yield "no process can open all GPUs"
+        why = failure(peer_map.together, peer_map.devices)
+        line = f"trouble   all GPUs in one process: {why}; each link had a process of its own"
+        yield "no process can open all GPUs", line
+    if lost := _host_trouble(peer_map):
+        names, why = _names([link for link, _ in lost], peer_map), _why(lost[0][1], peer_map.devices)
+        yield f"copies through the host fail on {names}", f"trouble   through the host, {names}: {why}"
     if others := _contradicted(peer_map):
-        yield f"{_DIFFER}{_names(others, peer_map)}"
+        differ = f"CUDA, NVML and nvidia-smi topo -p2p differ for {_names(others, peer_map)}"
+        yield differ, f"reported  {differ}"
 
 
-_DIFFER = "CUDA, NVML and nvidia-smi topo -p2p differ for "
 _SLOWER = f"slower than through host memory by more than {fixed(STAGED_FASTER, 2)} times"
 # Of one link, and of several.
 _SAYS = {
@@ -293,11 +282,6 @@ _SAYS = {
 
 
 _TOLD = (PeerState.HANGS, PeerState.CORRUPTS, PeerState.FAILS, PeerState.UNKNOWN, PeerState.REFUSED)
-
-
-def _refusing(link: PeerLink) -> list[PeerStatus]:
-    answers = (*(link.nvml.get(way) for way in "rw"), *(link.tool.get(way) for way in "rw"))
-    return [said for said in answers if said is not None and said.allows is False]
 
 
 def _nccl(peer_map: PeerMap) -> str:
@@ -318,15 +302,9 @@ def _unused(peer_map: PeerMap) -> list[Link]:
     return [link.devices for link in working if link.nccl and "P2P/" not in link.nccl]
 
 
-def _links(peer_map: PeerMap) -> Part:
-    return _rows(peer_map, [[link] for link in peer_map.links])
-
-
 def _folded(peer_map: PeerMap) -> Part:
     """Return the table with one row for links that show the same, and what differs from most first."""
-    alike: dict[tuple[str, ...], list[PeerLink]] = {}
-    for link in peer_map.links:
-        alike.setdefault(_shown_alike(link, peer_map), []).append(link)
+    alike = grouped((_shown_alike(link, peer_map), link) for link in peer_map.links)
     apart = (part for group in alike.values() for part in _by_rate(group))
     return _rows(peer_map, sorted(apart, key=lambda group: (list(PeerState).index(group[0].state), len(group))))
 
@@ -363,9 +341,12 @@ def _rows(peer_map: PeerMap, groups: Sequence[Sequence[PeerLink]]) -> Part:
 
 
 def _told(link: PeerLink, peer_map: PeerMap) -> tuple[str, str, str]:
-    """Return what the tools and the driver say of a link: label, CUDA, rwnap."""
+    """Return what the tools and the driver say of a link: label, CUDA, rwnap; once, if all these answers are alike."""
     path = peer_map.path(link.devices)
-    return path.label if path else labels.UNKNOWN, "yes" if link.cuda else "no", _reported(link)
+    answers = [link.nvml.get(letter) or link.tool.get(letter) for letter in CAPABILITIES]
+    different = set(filter(None, answers))
+    reported = str(different.pop()) if len(different) == 1 else " ".join(str(said or "-") for said in answers)
+    return path.label if path else labels.UNKNOWN, "yes" if link.cuda else "no", reported
 
 
 def _shown_alike(link: PeerLink, peer_map: PeerMap) -> tuple[str, ...]:
@@ -373,13 +354,6 @@ def _shown_alike(link: PeerLink, peer_map: PeerMap) -> tuple[str, ...]:
     crossings = map(link.of, WAYS)
     states = (str(crossing.state) if crossing and crossing.gbs is None else "" for crossing in crossings)
     return (link.state, *_told(link, peer_map), *states, link.nccl.partition("/")[0])
-
-
-def _reported(link: PeerLink) -> str:
-    """Return what NVML, or else nvidia-smi, answers to CAPABILITIES: once, if all answers are alike."""
-    answers = [link.nvml.get(letter) or link.tool.get(letter) for letter in CAPABILITIES]
-    different = set(filter(None, answers))
-    return str(different.pop()) if len(different) == 1 else " ".join(str(said or "-") for said in answers)
 
 
 def _cell(alike: Sequence[Crossing | None]) -> str:

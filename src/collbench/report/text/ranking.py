@@ -15,9 +15,8 @@ from collbench.choose.select import choose_each, evidence
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import MIN_TRIALS
-from collbench.judge.summary import Bounded, RankedWork, is_judged
+from collbench.judge.summary import RankedWork, is_judged
 from collbench.judge.tiers import (
-    Missing,
     RankedLink,
     Ranking,
     Relation,
@@ -30,7 +29,16 @@ from collbench.judge.tiers import (
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run, tags
-from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
+from collbench.model.units import (
+    abridged,
+    amount,
+    figure,
+    format_approximate_size,
+    format_size,
+    grouped,
+    sentence,
+    span,
+)
 from collbench.report import sentences
 from collbench.report.text.frame import alarm, ending, failures, header, headline, not_judged, origin, sim, troubled
 from collbench.report.text.layout import Figures, Lines, Page, Part, Table, both, listed, prose, short, table, whole
@@ -326,9 +334,7 @@ def tiers_table(run: Run, ranking: Ranking, most: int | None = None) -> Table:
     """Return a row for each tier; of more than `most` only the first ones and the last, each with one line of names."""
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     heads = ("tier", unit, "label", f"{ranking.kind}s", "vs best")
-    rows, tiers = list[tuple[str, ...]](), defaultdict[int, list[RankedLink]](list)
-    for standing in ranking.standings:
-        tiers[standing.tier].append(standing)
+    rows, tiers = list[tuple[str, ...]](), grouped((standing.tier, standing) for standing in ranking.standings)
     for tier, standings in tiers.items():
         if most is not None and most <= tier < len(tiers):
             if tier == most:
@@ -370,15 +376,12 @@ def _fits(run: Run, ranked: RankedWork) -> Iterator[Part]:
     heads = (kind, "label", "latency µs", "bandwidth GB/s", "n½", "misfit")
     rows = []
     for fit in ranked.fits:
+        bounded = [
+            f"{figure(middle)} [{figure(low)}, {figure(high)}]" for low, middle, high in (fit.latency_us, fit.gbs)
+        ]
         half = format_approximate_size(round(fit.half_bytes[1]))
-        figures = (_bounded(fit.latency_us), _bounded(fit.gbs), half, f"{fit.misfit:.0%}")
-        rows.append((name(run, ranked.work, fit.members), fit.label, *figures))
+        rows.append((name(run, ranked.work, fit.members), fit.label, *bounded, half, f"{fit.misfit:.0%}"))
     yield from listed(table(*heads, rows=rows, left=heads[:2]), _MAX_FITS, ": --json has them all")
-
-
-def _bounded(values: Bounded) -> str:
-    low, middle, high = values
-    return f"{figure(middle)} [{figure(low)}, {figure(high)}]"
 
 
 def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
@@ -389,13 +392,11 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
     failed = {
         (m.point.size_bytes, m.point.members) for m in run.measurements if m.failure and m.point.work == ranked.work
     }
-    groups: dict[tuple[int, str], list[Missing]] = defaultdict(list)
-    for lack in ranked.missing:
-        if (lack.size_bytes, lack.members) in failed:
-            continue  # the page lists failures separately
-        groups[lack.size_bytes, sentences.absence(lack.absence, run)].append(lack)
-    for (size, reason), lacks in groups.items():
-        names = abridged([name(run, ranked.work, lack.members) for lack in lacks], _MAX_NAMES)
+    # The page lists failures separately.
+    missing = [lack for lack in ranked.missing if (lack.size_bytes, lack.members) not in failed]
+    groups = grouped(((lack.size_bytes, sentences.absence(lack.absence, run)), lack.members) for lack in missing)
+    for (size, reason), sets_of_devices in groups.items():
+        names = abridged([name(run, ranked.work, members) for members in sets_of_devices], _MAX_NAMES)
         yield f"missing   {ranked.work} at {format_size(size)} on {names}: {reason}"
 
 

@@ -24,7 +24,7 @@ from collbench.judge.tiers import kind_of
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import device_sets, tags
-from collbench.model.units import amount, counted, figure, format_size, size_span, verb
+from collbench.model.units import amount, counted, figure, format_size, grouped, size_span, verb
 from collbench.report.text.frame import alarm, header, not_judged, origin, sim
 from collbench.report.text.layout import Lines, Page, Part, both, prose, short, table, whole
 from collbench.runfile.codec import document, picked, plain
@@ -280,11 +280,8 @@ def _covered(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[Json]:
 
 def coverage(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[Part]:
     """Yield what figures cover: for each machine its name and a table."""
-    machines: dict[str, list[Json]] = defaultdict(list)
-    for row in _covered(kinds):
-        machines[row["machine"]].append(row)
     heads = ("operation", "GPUs", "links", "NVLS", "sizes", "sources", "GB/s")
-    for machine, covered in machines.items():
+    for machine, covered in grouped((row["machine"], row) for row in _covered(kinds)).items():
         yield Text(machine)
         yield table(*heads, rows=map(_coverage_row, covered), left={*heads} - {"GPUs", "GB/s"}, keys=4)
         yield Text("")

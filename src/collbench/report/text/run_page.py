@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from collbench.judge.diagnose import Diagnosis
-from collbench.model.run import CommandKind, Run
+from collbench.model.run import CommandKind
 from collbench.report import sections
 from collbench.report.text.frame import ALARM, alarm, headline, interrupted
 from collbench.report.text.layout import Lines, Page
@@ -22,13 +20,6 @@ def page(diagnosis: Diagnosis, name: str = "RUN.JSON") -> Page:
 
         yield from contradicted(diagnosis, name)
     yield from _of_command(diagnosis)
-
-
-def load(run: Run) -> None:
-    """Load the modules of the run's page now, so that printing it does not wait for them."""
-    if run.settings.kind.of_links:
-        import_module("collbench.report.text.verdicts")
-        _of_command(Diagnosis(run))  # whose blocks nobody asks for
 
 
 def _of_command(diagnosis: Diagnosis) -> Page:

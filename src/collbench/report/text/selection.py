@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from collbench.choose.choice import Finalist, Origin, Selection
+from collbench.choose.choice import Selection
 from collbench.model.operations import Operation
 from collbench.model.units import DELTA, TELLING_BYTES, amount, capped, columns, figure, fixed, format_size, span, verb
 from collbench.report.prose import filled, named
@@ -34,19 +34,16 @@ def explanation(selection: Selection, width: int | None = None, *, verbose: bool
     return "\n".join(line if width is None or line.startswith("  ") else named(line, width) for line in lines)
 
 
-def _rate_name(origin: Origin) -> str:
-    """Return the name of the predicted rate: the operation that measured the pairs, with its size if it is small."""
-    name = "all-reduce busbw" if origin.operation in (None, Operation.ALLREDUCE) else str(origin.operation)
-    size_bytes = origin.measured_bytes or TELLING_BYTES
-    return f"{name} at {format_size(size_bytes)}" if size_bytes < TELLING_BYTES else name
-
-
 def _lines(selection: Selection, width: int | None, *, verbose: bool) -> Iterator[str]:
     origin = selection.origin
     yield f"why       {selection.reason}{_sim(selection)}"
     if selection.predicted is not None:
+        # The operation that measured the pairs, with its size if it is small.
+        name = "all-reduce busbw" if origin.operation in (None, Operation.ALLREDUCE) else str(origin.operation)
+        size_bytes = origin.measured_bytes or TELLING_BYTES
+        at = f" at {format_size(size_bytes)}" if size_bytes < TELLING_BYTES else ""
         rates = f"{_range(selection.predicted)} GB/s over {selection.predicted_how}"
-        yield f"predicted {_rate_name(origin)} {rates}{_sim(selection)}"
+        yield f"predicted {name}{at} {rates}{_sim(selection)}"
     yield from _published(selection)
     if len(selection.finalists) > 1:
         yield from _finalists(selection, width, verbose=verbose)
@@ -91,8 +88,15 @@ def _finalists(selection: Selection, width: int | None, *, verbose: bool) -> Ite
     size = f" at {format_size(selection.origin.size_bytes)}" if selection.origin.size_bytes else ""
     yield "finalists by labels" if selection.estimated else f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
     chosen = {device.tag for device in selection.devices}
-    fastest_first = sorted(selection.finalists, key=_rate, reverse=True)
-    shown = fastest_first if verbose else _with_chosen(fastest_first, chosen)
+    # All may tie: the measured rate orders them, then the predicted one.
+    shown = sorted(
+        selection.finalists,
+        key=lambda finalist: (finalist.measured[1] if finalist.measured else 0.0, sum(finalist.predicted or ())),
+        reverse=True,
+    )
+    if not verbose:  # the chosen one in any case
+        later = [finalist for finalist in shown[_FEW_FINALISTS:] if set(finalist.devices) == chosen]
+        shown = [*shown[: _FEW_FINALISTS - len(later)], *later]
     measured, predicted = any(finalist.measured for finalist in shown), any(finalist.predicted for finalist in shown)
     rows = [("set", "predicted" if predicted else "", "measured (95%)" if measured else "", "")]
     for finalist in shown:
@@ -125,18 +129,6 @@ def _finalists(selection: Selection, width: int | None, *, verbose: bool) -> Ite
             yield filled("; ".join([*rates, *filter(None, [note])]), width, "    ", "    ")
     if len(shown) < len(selection.finalists):
         yield f"  and {len(selection.finalists) - len(shown)} more: --verbose shows them"
-
-
-def _rate(finalist: Finalist) -> tuple[float, float]:
-    """Return what orders finalists that may all tie: the measured rate, then the predicted one."""
-    return finalist.measured[1] if finalist.measured else 0.0, sum(finalist.predicted or ())
-
-
-def _with_chosen(finalists: Sequence[Finalist], chosen: set[str]) -> Sequence[Finalist]:
-    """Return the finalists for the short page, with the chosen one in any case."""
-    few, rest = list(finalists[:_FEW_FINALISTS]), finalists[_FEW_FINALISTS:]
-    later = [finalist for finalist in rest if set(finalist.devices) == chosen]
-    return [*few[: _FEW_FINALISTS - len(later)], *later]
 
 
 def _missed(predicted: tuple[float, float], measured: tuple[float, float, float]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import permutations
 from typing import Any
 
 from rich.text import Text
@@ -13,7 +13,7 @@ from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.machine.labels import rank_key
 from collbench.model.capabilities import capabilities
 from collbench.model.run import Run, device_sets, tags
-from collbench.model.units import abridged, amount, figure, fixed, format_size, sentence, span, verb
+from collbench.model.units import abridged, amount, figure, fixed, format_size, grouped, sentence, span, verb
 from collbench.report import sentences
 from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim, unhealthy_lines
@@ -109,9 +109,8 @@ def _judged(diagnosis: Diagnosis) -> Iterator[Lines]:
 def unjudged(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield a line for each reason why pairs were not judged."""
     run = diagnosis.run
-    reasons: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-    for pair, absence in diagnosis.coverage.missed.items():
-        reasons[sentences.absence(absence, run)].append(pair)
+    missed = diagnosis.coverage.missed.items()
+    reasons = grouped((sentences.absence(absence, run), pair) for pair, absence in missed)
     for reason, pairs in reasons.items():
         names = [device_sets([pair], run.devices) for pair in pairs]
         yield f"{abridged(names, _MAX_NAMES, '; ')}: {reason}"
@@ -254,22 +253,19 @@ def _healthy(diagnosis: Diagnosis) -> str:
     healthy = [pair for pair in pairs if pair not in slow and not any(_concerns(verdict, pair) for verdict in verdicts)]
     if not healthy:
         return ""
-    rates: dict[str, list[Reading]] = defaultdict(list)
-    for pair in healthy:
-        for link in (tuple(sorted(pair)), tuple(sorted(pair, reverse=True))):
-            reading = _reading(diagnosis.facts, (link[0], link[1]))
-            if reading is not None:
-                rates[reading.label].append(reading)
+    links = (link for pair in healthy for link in permutations(sorted(pair)))
+    readings = filter(None, (_reading(diagnosis.facts, link) for link in links))
+    rates = grouped((reading.label, reading) for reading in readings)
     figures = "; ".join(_rates(run, label, rates[label]) for label in sorted(rates, key=rank_key))
     return f"{len(healthy)} of {amount(covered.pairs, 'pair')}{': ' if figures else ''}{figures}"
 
 
-def _reading(facts: Facts, link: tuple[int, int]) -> Reading | None:
+def _reading(facts: Facts, link: tuple[int, ...]) -> Reading | None:
     """Return a link's fastest copy, or without copies the first collective that was measured on the pair."""
-    copy = facts.readings.best(link, 1)
+    pair = (min(link), max(link))
+    copy = facts.readings.best((link[0], link[1]), 1)
     if copy is not None:
         return copy
-    pair = (min(link), max(link))
     readings = (facts.readings.of(work).get(pair) for work in facts.readings.works(collective=True))
     return next((reading for reading in readings if reading), None)
 
