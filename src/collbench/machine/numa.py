@@ -9,6 +9,8 @@ import re
 import socket
 import uuid
 from collections.abc import Collection, Iterable
+from dataclasses import replace
+from functools import cache
 from itertools import combinations
 
 from collbench.machine.kernel import read
@@ -88,28 +90,17 @@ def devices(root: pathlib.Path = _ROOT, allowed: Collection[int] | None = None) 
             f"(core: {named}): widen its taskset mask or the container's CPU set"
         )
     nodes = cpus_by_node(root, reach)
-    name = cpu_model(root)
     if len(nodes) > 1:
         # The interconnect between NUMA nodes is the slowest link of a host: one core of each node shows it.
         chosen = {_physical_cores(root, cores)[0]: format_cpus(cores) for cores in nodes.values()}
     else:
         physical = _physical_cores(root, reach)
         chosen = {core: str(core) for core in (physical if len(physical) >= 2 else reach)}
-    nodes_by_core = {core: node for node, cores in nodes.items() for core in cores}
-    return tuple(
-        Device(
-            index=core,
-            uuid=_uuid(root, core),
-            name=name,
-            numa_node=nodes_by_core.get(core),
-            cpu_affinity=chosen[core],
-        )
-        for core in _spread(sorted(chosen))
-    )
+    return tuple(replace(device(core, root), cpu_affinity=chosen[core]) for core in _spread(sorted(chosen)))
 
 
 def device(core: int, root: pathlib.Path = _ROOT) -> Device:
-    """Return one core as a device, as `devices` would."""
+    """Return one core as a device, with itself as its affinity."""
     nodes = cpus_by_node(root, [core])
     return Device(
         index=core,
@@ -156,6 +147,7 @@ def _uuid(root: pathlib.Path, core: int) -> str:
     return f"CPU-{uuid.uuid5(_NAMESPACE, f'{machine}/{core}')}"
 
 
+@cache
 def cpu_model(root: pathlib.Path = _ROOT) -> str:
     """Return the kernel's model name; ARM kernels print none, so there it is the architecture."""
     for line in read(root / "proc/cpuinfo").splitlines():
