@@ -119,7 +119,7 @@ def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
     wait_for("the first trial", file.exists, [process])
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):  # it goes on
-        process.wait(1.0)
+        process.wait(0.5)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + signal.SIGTERM

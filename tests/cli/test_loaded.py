@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+PAIRS = ("pairs", "--backend", "sim", "--fabric", "dgx-1v", "--sizes", "64K")
 LABELS = Path(__file__).parents[1] / "data" / "topologies" / "dgx-1v.txt"
 _RUN = """
 import sys
@@ -26,7 +27,7 @@ sys.exit(status)
         pytest.param(["--help"], 11, {"numpy", "rich", "subprocess"}, id="help"),
         pytest.param(["topo", "--topology", str(LABELS)], 27, {"numpy", "rich", "importlib.metadata"}, id="topo"),
         pytest.param(["select", "2", "--topology", str(LABELS)], 35, {"scipy", "rich", "pynvml"}, id="select"),
-        pytest.param(["pairs", "--backend", "sim", "--fabric", "dgx-1v"], 91, {"scipy", "torch", "pynvml"}, id="pairs"),
+        pytest.param([*PAIRS], 91, {"scipy", "torch", "pynvml"}, id="pairs"),
     ],
 )
 def test_a_command_loads_few_modules(command: list[str], most: int, without: set[str], tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def noting(function):
     return called
 session.open_backend = noting(session.open_backend)
 Backend.ready = noting(Backend.ready)
-sys.argv = ["collbench", "pairs", "--backend", "sim", "--fabric", "dgx-1v", "--output", sys.argv[1]]
+sys.argv[0] = "collbench"
 status = main()
 sys.stdout.flush()
 opening, ready = seen
@@ -65,7 +66,7 @@ sys.exit(status)
 
 def test_numpy_is_loaded_while_gpus_open_neither_before_nor_after(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    command = [sys.executable, "-c", _WHEN, str(tmp_path / "run.json")]
+    command = [sys.executable, "-c", _WHEN, *PAIRS, "--output", str(tmp_path / "run.json")]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
     numpy_before, *late = ended.stderr.splitlines()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import fake_gpus, on_gpus, one_line, save_run, saved_in
+from tests.cli.program import fake_gpus, on_gpus, save_run, saved_in
 from tests.launch.test_rendezvous import IN_STEP, POD, SLURM
 from tests.native.fakes import Fakes
 
@@ -29,16 +29,6 @@ def test_what_schedulers_set_is_found(fakes: Fakes, case: str, environment: dict
     done = on_gpus(fakes, ["train", "--auto-select", "2", "--dry-run", "train.py"], environment)
     assert (done.code, done.stderr.count("\n")) == (0, 1), done.stderr
     assert done.stdout.partition(" -m torch.distributed.run ")[2].startswith(expected), case
-
-
-def test_two_tasks_on_a_node_are_refused_by_the_first_only(fakes: Fakes) -> None:
-    crowded = SLURM | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
-    args = ["train", "--auto-select", "2", "train.py"]
-    first = on_gpus(fakes, args, crowded | {"SLURM_PROCID": "0", "SLURM_NODEID": "0"})
-    assert first.code == 2
-    assert "srun --ntasks-per-node 1" in one_line(first.stderr)
-    last = on_gpus(fakes, args, crowded | {"SLURM_PROCID": "3", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"})
-    assert (last.code, last.stdout, last.stderr) == (2, "", "")
 
 
 @pytest.mark.parametrize("environment", [SLURM, POD], ids=["srun", "a pod"])

@@ -91,7 +91,7 @@ def test_mpirun_measures_pairs(tmp_path: Path) -> None:
             ["ablate", "--auto-select", "2", "--without", "p2p", "--", "x.py"],
             "ablate starts torchrun",
         ),
-        ("training", ["train", "--auto-select", "2", "x.py"], "train starts torchrun itself"),
+        ("training", ["train", "--auto-select", "2", "x.py"], "once on each node (srun --ntasks-per-node 1)"),
         ("devices", ["allreduce", "--backend", "host", "--devices", "0,1"], "--devices is for one process"),
         ("a word that is no option", ["allreduce", "--bckend", "host"], "--bckend"),
     ],
