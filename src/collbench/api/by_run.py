@@ -37,7 +37,7 @@ from collbench.model.errors import (
     RunFileError,
     UsageError,
 )
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Operation, Variant, Work, format_version
 from collbench.model.run import CommandKind, Device, FlagKind, Health, Run, Sample, Settings, device_sets
 from collbench.model.units import TELLING_BYTES, format_size, parse_sizes, verb
 from collbench.runfile import run_file, saved_runs
@@ -494,8 +494,7 @@ def here(criteria: RunCriteria) -> freshness.Here:
 
 
 def _nccl_of_the_job(criteria: RunCriteria) -> str:
-    from collbench.machine.nccl import find_nccl
-    from collbench.model.operations import format_version
+    from collbench.machine.nccl import find_nccl  # late: the extension
 
     return format_version(find_nccl(criteria.request.nccl).version)
 

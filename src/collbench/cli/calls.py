@@ -13,6 +13,7 @@ import click
 from collbench.api import SILENT, keywords, selecting
 from collbench.api.measuring import OpenSession, RequestSession
 from collbench.api.runs import MeasuredRun
+from collbench.choose.choice import Selection
 from collbench.cli.measuring import MeasuringCommand
 from collbench.cli.program import cli
 from collbench.cli.select import select_request
@@ -24,7 +25,6 @@ from collbench.runfile import saved_runs
 
 if TYPE_CHECKING:
     from collbench.api.training import Launch
-    from collbench.choose.choice import Selection
 
 _COMMANDS = ("pairs", "copies", "latency", "check", *COLLECTIVES)
 

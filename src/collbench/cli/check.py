@@ -52,10 +52,8 @@ _QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE)
 def _with_checks(request: Request, **_options: Any) -> Request:
     """Return the request with the sizes and patterns of a check. With --quick everything is isolated at once."""
     sizes = request.sizes or (_SIZE_OF_CORES if capabilities(request.backend).cores else _SIZE,)
-    if request.quick:
-        copies, collectives = _QUICK_COPIES, _QUICK_COLLECTIVES
-        return replace(request, sizes=sizes, copies=copies, collectives=collectives, pairs=True, isolated=True)
-    return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
+    copies, collectives = (_QUICK_COPIES, _QUICK_COLLECTIVES) if request.quick else (_COPIES, _COLLECTIVES)
+    return replace(request, sizes=sizes, copies=copies, collectives=collectives, pairs=True, isolated=request.quick)
 
 
 @click.command(cls=MeasuringCommand, build=_with_checks)

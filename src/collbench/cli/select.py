@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from collbench.api.keywords import fields_of
 from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, select_devices
+from collbench.choose.choice import Selection
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import (
@@ -29,9 +30,6 @@ from collbench.machine.device_arguments import ACTING, LIST, device_line
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
 from collbench.model.units import parse_size
-
-if TYPE_CHECKING:
-    from collbench.choose.choice import Selection
 
 _TEXT, _JSON = "text", "json"
 _LAYOUTS = (_TEXT, _JSON, LIST, *ACTING)

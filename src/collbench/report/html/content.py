@@ -217,27 +217,23 @@ def _comparison(base: tuple[str, Run], other: tuple[str, Run], key: str) -> dict
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The data points of one operation on device sets of one kind: link, pair, device or group (3 ranks or more)."""
+    """The data points of one operation on device sets of one kind: link, pair, device or group (3 ranks or more).
+
+    `grid` has the data point of each of the `sizes` (bytes, ascending) and each of the `sets`, None where there is
+    none.
+    """
 
     run: Run
     work: Work
     kind: str
-    points: dict[tuple[int, Members], Measurement]
+    sizes: Sequence[int]
+    sets: Sequence[Members]
+    grid: Sequence[Sequence[Measurement | None]]
 
     @property
-    def sizes(self) -> list[int]:
-        """The sizes in bytes, ascending."""
-        return sorted({size for size, _ in self.points})
-
-    @property
-    def sets(self) -> list[Members]:
-        """The devices of each link, pair or set, ascending."""
-        return sorted({devices for _, devices in self.points})
-
-    @property
-    def grid(self) -> list[list[Measurement | None]]:
-        """The data point of each size and each set, None where there is none."""
-        return [[self.points.get((size, devices)) for devices in self.sets] for size in self.sizes]
+    def points(self) -> list[Measurement]:
+        """The data points, of smaller sizes first."""
+        return [cell for row in self.grid for cell in row if cell is not None]
 
 
 def families(run: Run) -> list[Family]:
@@ -250,7 +246,9 @@ def families(run: Run) -> list[Family]:
     every_family = []
     for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
         kind = "device" if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS else kind_of(work)
-        every_family.append(Family(run, work, "group" if many > 2 else kind, points))
+        sizes, sets = (sorted(set(part)) for part in zip(*points, strict=True))
+        grid = [[points.get((size, devices)) for devices in sets] for size in sizes]
+        every_family.append(Family(run, work, "group" if many > 2 else kind, sizes, sets, grid))
     return every_family
 
 
@@ -261,7 +259,7 @@ def limits_of(family: Family, check: Check) -> dict[Members, float]:
     """
     if family.work.operation is Operation.CHASE or family.kind == "group":
         return {}
-    largest = {members: family.points[size, members].point for size, members in sorted(family.points)}
+    largest = {measurement.point.members: measurement.point for measurement in family.points}
     limits = {members: check.limit(point, 0.0) for members, point in largest.items()}
     return {members: limit.gbs for members, limit in limits.items() if limit is not None}
 
@@ -355,7 +353,7 @@ def series(run: Run) -> list[Series]:
     return [
         _of_family(family, limits_of(family, check), run_outcome, impossible_points)
         for family in families(run)
-        if any(measurement.samples for measurement in family.points.values())
+        if any(measurement.samples for measurement in family.points)
     ]
 
 

@@ -11,19 +11,9 @@ from rich.text import Text
 from collbench.judge.between_runs import MIN_LINKS, OF_FEW_LINKS, VariationSource
 from collbench.judge.compare import Change, ChangeGroup, ChangeVerdict, Comparison, GroupKind
 from collbench.judge.outcome import outcome
+from collbench.model import units
 from collbench.model.run import Run, tags
-from collbench.model.units import (
-    TELLING_BYTES,
-    amount,
-    counted,
-    figure,
-    fixed,
-    format_size,
-    grouped,
-    size_span,
-    span,
-    verb,
-)
+from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span, span, verb
 from collbench.report.text.frame import ALARM, alarm, not_judged, sim
 from collbench.report.text.layout import Lines, Page, Part, listed, short, table, whole
 from collbench.runfile.codec import document, picked, plain
@@ -365,10 +355,10 @@ _Copies = dict[tuple[int, ...], list[Change]]
 
 
 def _largest_copies(comparison: Comparison) -> _Copies:
-    sizes = grouped((change.key.work, change.key.size_bytes) for change in comparison.changes)
+    sizes = units.grouped((change.key.work, change.key.size_bytes) for change in comparison.changes)
     largest = {work: max(of_work) for work, of_work in sizes.items()}
     copies = (change for change in comparison.changes if change.operation.is_copy)
-    return grouped(
+    return units.grouped(
         (change.key.members, change) for change in copies if change.key.size_bytes == largest[change.key.work]
     )
 
@@ -424,7 +414,7 @@ def _rows(comparison: Comparison, verdict: ChangeVerdict) -> list[tuple[str, int
     """
     changes = [change for change in comparison.changes if change.verdict is verdict]
     keys = [change.key for change in comparison.changes]
-    works = grouped(((key.work, len(key.members)), key.members) for key in keys)
+    works = units.grouped(((key.work, len(key.members)), key.members) for key in keys)
     changed = {(change.key.work, change.key.members) for change in changes}
 
     def name(work: str, devices: tuple[int, ...]) -> str:
@@ -433,7 +423,7 @@ def _rows(comparison: Comparison, verdict: ChangeVerdict) -> list[tuple[str, int
         where = f"on all {len(every)}" if all_changed else _device_names(comparison, devices, work)
         return f"{work} {where}"
 
-    rows = grouped((name(change.key.work, change.key.members), change) for change in changes)
+    rows = units.grouped((name(change.key.work, change.key.members), change) for change in changes)
     found = [(name, len(some), max(some, key=lambda change: change.key.size_bytes)) for name, some in rows.items()]
     return sorted(found, key=lambda row: -abs(1 - row[2].ratio))
 

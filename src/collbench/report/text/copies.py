@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 import numpy as np
@@ -44,9 +44,9 @@ def copies_page(diagnosis: Diagnosis) -> Page:
     for largest in [*at_largest(copies).values()][:1]:
         yield rates_line(run, largest)
     yield from whole("header", Lines(header(run)))
-    yield from _copies_summary(diagnosis)
-    for variant in (*_MATRICES, *_TABLES):
-        measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
+    timed = {kind: [m for m in run.measured(kind) if m.point.operation.is_copy] for kind in (*_MATRICES, *_TABLES)}
+    yield from _copies_summary(diagnosis, timed)
+    for variant, measurements in timed.items():
         if measurements:
             tables = _matrices if variant in _MATRICES else _devices
             yield from whole("matrices" if tables is _matrices else "tables", *tables(run, variant, measurements))
@@ -55,14 +55,15 @@ def copies_page(diagnosis: Diagnosis) -> Page:
     yield from ending(run, *([lacks] if capabilities(run.backend).cores else []))
 
 
-def _copies_summary(diagnosis: Diagnosis) -> Page:
+def _copies_summary(diagnosis: Diagnosis, timed: Mapping[Variant, Sequence[Measurement]]) -> Page:
     """Yield the short page's table of ranges, and the matrix of the first kind of copy."""
-    run, rows = diagnosis.run, list[tuple[str, ...]]()
-    for variant in (kind for kind in (*_MATRICES, *_TABLES) if not kind.covered):
-        measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
-        rows += [
-            _range_row(run, Work(operation, variant), points) for operation, points in at_largest(measurements).items()
-        ]
+    run = diagnosis.run
+    rows = [
+        _range_row(run, Work(operation, variant), points)
+        for variant, measurements in timed.items()
+        if not variant.covered
+        for operation, points in at_largest(measurements).items()
+    ]
     if rows:
         yield from both("notes", *normal_line(diagnosis.references))
         yield from short(
@@ -70,7 +71,7 @@ def _copies_summary(diagnosis: Diagnosis) -> Page:
             Text(f"{sim(run)}copies, lowest to highest of all links or devices"),
             table("copy", *_RANGE, rows=rows, keys=2),
         )
-    plain = [m for m in run.measured() if m.point.operation.is_copy and len(m.point.members) == 2]
+    plain = [m for m in timed[Variant.PLAIN] if len(m.point.members) == 2]
     for operation, largest in [*at_largest(plain).items()][:1]:
         yield from short(Text(), *render_bandwidths(run, operation, largest[0].point.size_bytes), legend())
 

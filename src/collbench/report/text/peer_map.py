@@ -184,9 +184,9 @@ def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
             failed.setdefault((told[0].state, ways), []).append((link.devices, _why(told[0], devices)))
     for (_, ways), links in failed.items():
         names = _names([link for link, _ in links], peer_map)
-        example = f"{_link(links[0][0], devices)}: " if len(links) > 1 else ""
+        example = f"{tags(links[0][0], devices, '→')}: " if len(links) > 1 else ""
         yield from short(Lines(f"trouble   {names} ({ways}): {example}{links[0][1]}"))
-        every_link = (Lines(f"trouble   {_link(link, devices)} ({ways}): {why}") for link, why in links)
+        every_link = (Lines(f"trouble   {tags(link, devices, '→')} ({ways}): {why}") for link, why in links)
         yield from whole("tables", *every_link)
     if peer_map.nccl_failure is not None:
         yield Lines(f"NCCL      all-to-all: {_trouble(peer_map.nccl_failure, devices)}")
@@ -365,17 +365,13 @@ def _cell(alike: Sequence[Crossing | None]) -> str:
     return str(first.state) if first else "-"
 
 
-def _link(link: Link, devices: Sequence[Device]) -> str:
-    return tags(link, devices, "→")
-
-
 def _names(links: Sequence[Link], peer_map: PeerMap) -> str:
     """Return the links by name, as all of them, or as those of the one GPU that many have in common."""
     if len(links) == len(peer_map.links) > 2:
         return f"all {len(links)} links"
     if len(links) > _MAX_LINKS and len(common := set[int](links[0]).intersection(*links)) == 1:
         return f"{len(links)} links of {peer_map.devices[common.pop()].tag}"
-    return abridged([_link(link, peer_map.devices) for link in links], _MAX_LINKS)
+    return abridged([tags(link, peer_map.devices, "→") for link in links], _MAX_LINKS)
 
 
 def _trouble(what: Failure | WrongData | None, devices: Sequence[Device]) -> str:

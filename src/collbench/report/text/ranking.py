@@ -26,19 +26,11 @@ from collbench.judge.tiers import (
     verdict_of,
     wrong_sets,
 )
+from collbench.model import units
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run, tags
-from collbench.model.units import (
-    abridged,
-    amount,
-    figure,
-    format_approximate_size,
-    format_size,
-    grouped,
-    sentence,
-    span,
-)
+from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
 from collbench.report import sentences
 from collbench.report.text.frame import alarm, ending, failures, header, headline, not_judged, origin, sim, troubled
 from collbench.report.text.layout import Figures, Lines, Page, Part, Table, both, listed, prose, short, table, whole
@@ -334,7 +326,7 @@ def tiers_table(run: Run, ranking: Ranking, most: int | None = None) -> Table:
     """Return a row for each tier; of more than `most` only the first ones and the last, each with one line of names."""
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     heads = ("tier", unit, "label", f"{ranking.kind}s", "vs best")
-    rows, tiers = list[tuple[str, ...]](), grouped((standing.tier, standing) for standing in ranking.standings)
+    rows, tiers = list[tuple[str, ...]](), units.grouped((standing.tier, standing) for standing in ranking.standings)
     for tier, standings in tiers.items():
         if most is not None and most <= tier < len(tiers):
             if tier == most:
@@ -394,7 +386,7 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
     }
     # The page lists failures separately.
     missing = [lack for lack in ranked.missing if (lack.size_bytes, lack.members) not in failed]
-    groups = grouped(((lack.size_bytes, sentences.absence(lack.absence, run)), lack.members) for lack in missing)
+    groups = units.grouped(((lack.size_bytes, sentences.absence(lack.absence, run)), lack.members) for lack in missing)
     for (size, reason), sets_of_devices in groups.items():
         names = abridged([name(run, ranked.work, members) for members in sets_of_devices], _MAX_NAMES)
         yield f"missing   {ranked.work} at {format_size(size)} on {names}: {reason}"
