@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from collbench.judge.stats import MAD_TO_SIGMA, huber_weights, trial_noise
 from collbench.machine.labels import chained
 from collbench.model.run import Members, Pair
-from collbench.model.units import DELTA
+from collbench.model.units import DELTA, grouped
 
 Level = tuple[Members, ...]
 _Array = NDArray[np.float64]
@@ -500,10 +500,8 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
     full, sigma = full_rate(logs)
     clearly = clearly_below(sigma)
     ratios = [float(log) - full for log in logs]
-    reached: dict[_End, list[float]] = defaultdict(list)
-    for observed, ratio in zip(seen, ratios, strict=True):
-        for end in _ends(observed):
-            reached[end].append(ratio)
+    pairs_and_ratios = zip(seen, ratios, strict=True)
+    reached = grouped((end, ratio) for observed, ratio in pairs_and_ratios for end in _ends(observed))
     best = {end: max(own) for end, own in reached.items()}
     busy = [
         ratio < min(best[end] for end in _ends(observed)) - clearly

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -20,7 +19,7 @@ from collbench.measurement.plan import pair_rounds, relabelled
 from collbench.model.errors import BackendError, Failure, StepFailed, UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import DataPoint, Device, Measurement, Members, Pair, Run, Sample, StopReason
-from collbench.model.units import algbw, format_size
+from collbench.model.units import algbw, format_size, grouped
 
 # How long a survey of nodes will take: an estimate, whose assumptions each have a name here.
 
@@ -337,9 +336,7 @@ def _waits(timing: Timing, index: int) -> tuple[float, ...]:
 
 def by_node(devices: Sequence[Device]) -> dict[str, Members]:
     """Return each host's positions, hosts in the order of the ranks. Raises UsageError if there is only one."""
-    nodes: dict[str, list[int]] = defaultdict(list)
-    for position, device in enumerate(devices):
-        nodes[device.host].append(position)
+    nodes = grouped((device.host, position) for position, device in enumerate(devices))
     if len(nodes) < 2:
         raise UsageError("all ranks are on one host, which 'collbench pairs' measures: start ranks on several nodes")
     return {host: tuple(positions) for host, positions in nodes.items()}

@@ -32,7 +32,7 @@ from collbench.judge.tails import lateness
 from collbench.machine.labels import chained
 from collbench.model.errors import UsageError
 from collbench.model.run import Measurement, Members, Pair, Run
-from collbench.model.units import DELTA
+from collbench.model.units import DELTA, grouped
 
 # Which nodes are slow, which uplinks, and where to look more closely, from the pairs of nodes measured so far.
 #
@@ -219,10 +219,9 @@ def _judge_unknown(seen: Sequence[Observation], nodes: int) -> Judgement:
     # Pairs among suspects are left out at first: behind a slow uplink they are fast, which would hide what is slow.
     first = fit([observed for observed in seen if observed.kind is not RoundKind.AMONG_SUSPECTS])
     low = {effect.node: effect.worse.ratio for effect in _node_effects(first) if effect.worse.ratio < -DELTA}
-    among: dict[Pair, list[float]] = defaultdict(list)  # what pairs of low nodes carried, as ratios less 1
-    for observed in seen:
-        if low.keys() >= {*observed.pair}:
-            among[observed.pair].append(observed.gbs / math.exp(first.typical) - 1)
+    of_low = (observed for observed in seen if low.keys() >= {*observed.pair})
+    # What pairs of low nodes carried, as ratios less 1.
+    among = grouped((observed.pair, observed.gbs / math.exp(first.typical) - 1) for observed in of_low)
     groups = _neighbours(among, low)
     fitted = fit(seen, [(members,) for members in groups], hiding=groups)
     quantile = simultaneous_quantile(fitted.freedom, len(fitted.nodes))
@@ -548,9 +547,7 @@ def _packed(
     """Return `wanted` of the nodes under the fewest switches, top level first, in the order of the switches."""
     left = list(able)
     for depth in range(len(homes[0])):
-        under: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for node in left:
-            under[homes[node][: depth + 1]].append(node)
+        under = grouped((homes[node][: depth + 1], node) for node in left)
         slow = {home for home, nodes in under.items() if any(worth[node][1] for node in nodes)}
         left = [node for home in _fewest(under, wanted, slow) for node in under[home]]
     # The last switch is used in part: take its best nodes.

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from collbench.jobs.exposed import Exposure, exposure, pieces
 from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, Position, Sample, Unknown
 from collbench.judge.tails import Lateness, after_others, lateness, quantile_ranks
+from collbench.model.units import grouped
 
 if TYPE_CHECKING:
     from collbench.jobs.predict.recorded import PredictedJob
@@ -329,11 +330,8 @@ def matched(job: Job, repetitions: Sequence[int] | None = None) -> list[MatchedG
         phase = shown_phase(rank)
         if phase is None:
             continue
-        indices: dict[int, list[int]] = defaultdict(list)
-        for index, position in enumerate(phase.positions):
-            call = job.calls[position.call]
-            if call.collective is not None:
-                indices[call.group].append(index)
+        calls = ((index, job.calls[position.call]) for index, position in enumerate(phase.positions))
+        indices = grouped((call.group, index) for index, call in calls if call.collective is not None)
         before = _sent_before(job, rank, phase)
         for group, own in indices.items():
             known = job.groups[group].ranks
