@@ -294,50 +294,32 @@ def _not_slower(comparison: Comparison) -> str:
 
 
 def _slowest(comparison: Comparison, slower: Sequence[Change | ChangeGroup]) -> str:
-    """Return which group lost most, without groups which data point, and how much: "… on GPU0→GPU3: 45.1% slower".
-
-    Where all pairs of one GPU are slower, and no devices without it, it is that GPU: which pair is slowest is chance.
-    Where all collectives are, it is these. Of data points it is one that a row of the page shows, if one of these is
-    among them.
-    """
-    shown = {change.key for _, _, change in _rows(comparison, ChangeVerdict.WORSE)}
-    copies = _largest_copies(comparison)
-    groups = [_named(comparison, group, copies) for group in slower if isinstance(group, ChangeGroup)]
+    """Return which group lost most, without groups which data point, and how much: "… on GPU0→GPU3: 45.1% slower"."""
+    groups = [group for group in slower if isinstance(group, ChangeGroup)]
     changes = [change for change in slower if isinstance(change, Change)]
-    if found := _slow_device(comparison, slower):
-        ratio, name = found
-    elif collectives := _slow_collectives(comparison, slower):
-        lost = span([100 * (1 - group.ratio) for group in collectives], "{:.1f}%".format)
-        return f"all collectives at {size_span([group.size_bytes for group in collectives])} on average: {lost} slower"
-    elif groups:
-        ratio, name = min(groups)
-    else:
+    # Where all pairs of one GPU are slower, and no devices without it, it is that GPU: which is slowest is chance.
+    devices = [group for group in groups if group.kind is GroupKind.DEVICES]
+    common = set[int].intersection(*({*group.members} for group in devices)) if devices else set()
+    pairs = [pair for pair in _pairs(comparison) if common <= {*pair.members}]
+    if len(common) == 1 and len(pairs) > 1 and all(pair in devices for pair in pairs):
+        lost = 1 - median(pair.ratio for pair in pairs)
+        return f"all {len(pairs)} pairs of {_device_names(comparison, [*common])}: {lost:.1%} slower"
+    # Where all of several collectives are, and nothing lost more than they, it is these.
+    works = {change.key.work for change in comparison.changes if change.operation.is_collective}
+    collectives = [group for group in groups if group.work in works]
+    every = len(works) > 1 and {group.work for group in collectives} == works
+    if every and min(groups, key=lambda group: group.ratio) in collectives:
+        shares = span([100 * (1 - group.ratio) for group in collectives], "{:.1f}%".format)
+        sizes = size_span([group.size_bytes for group in collectives])
+        return f"all collectives at {sizes} on average: {shares} slower"
+    copies = _largest_copies(comparison)
+    ratio, name = min((_named(comparison, group, copies) for group in groups), default=(1.0, ""))
+    if not groups:  # a data point that a row of the page shows, if one of these is among them
+        shown = {change.key for _, _, change in _rows(comparison, ChangeVerdict.WORSE)}
         worst = min([change for change in changes if change.key in shown] or changes, key=lambda change: change.ratio)
         ratio, key = worst.ratio, worst.key
         name = f"{key.work} at {format_size(key.size_bytes)} on {_device_names(comparison, key.members, key.work)}"
     return f"{name}: {1 - ratio:.1%} slower"
-
-
-def _slow_device(comparison: Comparison, slower: Sequence[Change | ChangeGroup]) -> tuple[float, str] | None:
-    """Return the median ratio of the pairs of the one GPU that all slower devices have in common, and its name."""
-    groups = [group for group in slower if isinstance(group, ChangeGroup) and group.kind is GroupKind.DEVICES]
-    common = set[int].intersection(*({*group.members} for group in groups)) if groups else set()
-    if len(common) != 1:
-        return None
-    pairs = [pair for pair in _pairs(comparison) if common <= {*pair.members}]
-    if len(pairs) < 2 or any(pair not in groups for pair in pairs):
-        return None
-    name = f"all {len(pairs)} pairs of {_device_names(comparison, [*common])}"
-    return median(pair.ratio for pair in pairs), name
-
-
-def _slow_collectives(comparison: Comparison, slower: Sequence[Change | ChangeGroup]) -> list[ChangeGroup]:
-    """Return the groups of all collectives, if there are several, all are slower, and nothing lost more than they."""
-    works = {change.key.work for change in comparison.changes if change.operation.is_collective}
-    groups = [group for group in slower if isinstance(group, ChangeGroup)]
-    found = [group for group in groups if group.work in works]
-    whole = len(works) > 1 and {group.work for group in found} == works
-    return found if whole and min(groups, key=lambda group: group.ratio) in found else []
 
 
 def _named(comparison: Comparison, group: ChangeGroup, copies: _Copies) -> tuple[float, str]:
