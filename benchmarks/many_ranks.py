@@ -65,7 +65,7 @@ def answer_of_rank(gpus: int, rank: int, data: bytes, parsed: dict[bytes, list[l
     if name == "make_id":
         return encode(Done(name, "00" * 128))
     if name == "open":
-        return encode(Done(name, BackendFacts((2**36,), 2**36, {}, "ptx", "2.0.0", "libnccl.so.2", multicast=True)))
+        return encode(Done(name, BackendFacts((2**36,), 2**36, "ptx", "2.0.0", "libnccl.so.2", multicast=True)))
     if name == "time":
         if data not in parsed:
             parsed[data] = json.loads(data)[2][0]

@@ -293,7 +293,7 @@ def test_a_world_without_lost_ranks_names_gpus_by_their_positions(fakes: Fakes) 
     script = """
 import threading
 from collbench.measurement.backends.cuda import CudaBackend, list_gpus
-from collbench.measurement.backends.protocol import NcclWorld, Step
+from collbench.measurement.backends.protocol import NcclWorld, Open, Step
 from collbench.model.errors import StepFailed
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device
@@ -301,7 +301,8 @@ devices = [Device(at, uuid, "GPU") for at, uuid in enumerate(list_gpus())]
 nccl, positions, results = native.Nccl(os.environ["NCCL"]), (0, 2, 3), {}
 unique_id = nccl.unique_id()
 def run(rank):
-    backend = CudaBackend(devices, lambda: nccl, world=NcclWorld(positions, rank, unique_id))
+    world = NcclWorld(positions, rank, unique_id)
+    backend = CudaBackend(Open(tuple(devices), None, collectives=True, world=world), lambda: nccl)
     backend.reserve(1024)
     backend.prepare(((3, 0),))
     results[positions[rank]] = []

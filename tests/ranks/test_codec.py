@@ -67,7 +67,7 @@ RANK_MESSAGES: list[RankMessage] = [
             "nöde\udce9", "nöde\udce9boot", "boot/1", "cuda", "1.0", gpus(1)[0], Machine("host", "Linux", "CPU")
         ),
     ),
-    Done("open", BackendFacts((2**30,), 2**50, {}, "sm_90", "2.28.3", "/lib/libnccl.so.2", multicast=None)),
+    Done("open", BackendFacts((2**30,), 2**50, "sm_90", "2.28.3", "/lib/libnccl.so.2", multicast=None)),
     Done("paths", ()),
     Done("paths", (Path((0, 1), "NV18", theory_gbs=450.0, cuda_peers=True),)),
     Done("health", (Health(temperature=40, throttle=("SW thermal slowdown",)),)),

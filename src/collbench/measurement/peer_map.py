@@ -25,7 +25,7 @@ from collbench.machine.nvml import Nvml, peer_status
 from collbench.machine.variables import Use, refuse
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.child_process import Background
-from collbench.measurement.backends.protocol import Backend, Step, time_step
+from collbench.measurement.backends.protocol import Backend, Open, Step, time_step
 from collbench.model.capabilities import SIM, capabilities
 from collbench.model.errors import (
     Cause,
@@ -350,7 +350,7 @@ def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: 
                 backend = IsolatedBackend(timeouts=OF_PROBES)
                 try:
                     backend.start()
-                    backend.open(tuple(devices[position] for position in positions), None, collectives=False)
+                    backend.open(Open(tuple(devices[position] for position in positions)))
                     if free > _ROOM_FOR_TWO:
                         backend.open_staging()
                     yield backend

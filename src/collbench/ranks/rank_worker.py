@@ -9,7 +9,6 @@ import socket
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from importlib.metadata import version
 from multiprocessing.connection import wait
 from typing import Any, cast
@@ -21,7 +20,7 @@ from collbench.machine.nvml import Nvml
 from collbench.measurement.backends.factory import ObservedGpus, here
 from collbench.measurement.backends.host import TIMEOUT_S, check, expected_seconds, start_workers
 from collbench.measurement.backends.isolated import IsolatedBackend
-from collbench.measurement.backends.protocol import BackendFacts, Call, NcclWorld, Step, Timing
+from collbench.measurement.backends.protocol import BackendFacts, Call, NcclWorld, Open, Step, Timing
 from collbench.measurement.backends.torch_process import TorchWorkers
 from collbench.model.errors import BackendError, CollbenchError, MachineError, UsageError
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
@@ -141,10 +140,9 @@ class CudaRankWorker(RankWorker):
         self._used = True
         unique_id = bytes.fromhex(self._store.read(opening.key))
         world = NcclWorld(opening.positions, opening.index, unique_id)
-        self._backend.open(
-            self.devices, self._nccl_path, collectives=True, world=world, registrations=self._registrations
-        )
-        return replace(self._backend.facts, operations={})  # copies: not for a world
+        opening_gpu = Open(self.devices, self._nccl_path, True, world=world, registrations=self._registrations)
+        self._backend.open(opening_gpu)
+        return self._backend.facts
 
     def reserve(self, largest_bytes: int) -> None:
         """Allocate the buffers."""

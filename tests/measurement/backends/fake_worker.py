@@ -91,7 +91,7 @@ class Source(CudaSource):
         if os.environ.get("FAKE_WORKER_OPEN") == "once" and not once():
             raise MachineError("CUDA does not show GPU1 to this process")
         backend = Backend(len(opening.devices), gbs=1.0)
-        return backend, BackendFacts.of(backend, kernel_image="ptx", nccl="2.28.9", nccl_path="x.so", multicast=False)
+        return backend, BackendFacts(backend.free_bytes(), backend.capacity_bytes(), "ptx", "2.28.9", "x.so", False)
 
 
 if __name__ == "__main__":

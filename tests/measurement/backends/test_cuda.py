@@ -6,7 +6,7 @@ import pytest
 
 from collbench import _native
 from collbench.measurement.backends.cuda import CudaBackend
-from collbench.measurement.backends.protocol import NcclWorld
+from collbench.measurement.backends.protocol import NcclWorld, Open
 from tests.builders import gpus
 
 _MIB, _GIB = 2**20, 2**30
@@ -47,8 +47,9 @@ def test_buffers_hold_more_messages_where_memory_is_plenty(
     devices = gpus(2)
     monkeypatch.setattr(_native, "Gpus", Gpus)
     monkeypatch.setattr(_native, "list_gpus", lambda: [device.uuid for device in devices])
-    CudaBackend(devices, None).reserve(largest)
-    CudaBackend(devices, None, world=NcclWorld((0, 1), 0, b"")).reserve(largest)
+    CudaBackend(Open(devices), None).reserve(largest)
+    world = NcclWorld((0, 1), 0, b"")
+    CudaBackend(Open(devices, world=world), None).reserve(largest)
 
     # With one process per GPU, ranks with more and with less memory have the same slots.
     # Host memory has no room for more messages, because pinning takes seconds.

@@ -56,7 +56,7 @@ short_timeouts = pytest.mark.parametrize("backend", [SHORT], indirect=True, ids=
 
 
 def opened(backend: IsolatedBackend, world: NcclWorld | None = None) -> IsolatedBackend:
-    backend.open(gpus(fake_worker.DEVICES), None, collectives=True, world=world)
+    backend.open(Open(gpus(fake_worker.DEVICES), None, collectives=True, world=world))
     backend.reserve(4096)
     return backend
 

@@ -11,7 +11,15 @@ from importlib import resources
 from collbench import _native
 from collbench.machine.numa import usable_nodes
 from collbench.measurement.backends.child_process import Background
-from collbench.measurement.backends.protocol import LONGEST_BATCH_S, Backend, NcclWorld, Step, Timing, VerifiedBytes
+from collbench.measurement.backends.protocol import (
+    LONGEST_BATCH_S,
+    Backend,
+    BackendFacts,
+    Open,
+    Step,
+    Timing,
+    VerifiedBytes,
+)
 from collbench.model.errors import (
     BackendError,
     Cause,
@@ -24,7 +32,7 @@ from collbench.model.errors import (
     UsageError,
     WrongData,
 )
-from collbench.model.operations import Endpoints, Operation, Variant, Work
+from collbench.model.operations import Endpoints, Operation, Variant, Work, format_version
 from collbench.model.run import NO_PEERS, Device, RankLaunches, Refusal, SkipKind
 from collbench.model.units import DTYPE_BYTES, format_size
 
@@ -130,25 +138,10 @@ class CudaBackend(Backend):
     """Times steps on GPUs. Positions are indices of `devices`; CUDA's order is matched by UUID."""
 
     name = "cuda"
-    kernel_image = "ptx"  # what the driver compiles; runs of before 2026-11-22 may say "fatbin"
 
-    def __init__(
-        self,
-        devices: Sequence[Device],
-        find_nccl: Callable[[], _native.Nccl] | None,
-        *,
-        peers: bool = True,
-        world: NcclWorld | None = None,
-        registrations: int = 0,
-        copies_s: float = LONGEST_BATCH_S,
-    ) -> None:
-        """Open the GPUs, and meanwhile call `find_nccl`, None if no collective will be timed.
-
-        Raises MachineError. `peers` False leaves peer access off. With a `world` this rank's GPU is opened. Each of so
-        many `registrations`, kinds of registered memory, has buffers of its own. A batch of copies that is not done
-        after `copies_s` seconds hangs.
-        """
-        self._devices = tuple(devices)
+    def __init__(self, opening: Open, find_nccl: Callable[[], _native.Nccl] | None) -> None:
+        """Open the GPUs, and meanwhile call `find_nccl`, None if no collective will be timed. Raises MachineError."""
+        self._devices, world = opening.devices, opening.world
         self._ours = self._devices if world is None else (self._devices[world.position],)
         # NCCL's rank of each position.
         self._ranks = {at: rank for rank, at in enumerate(world.positions if world else range(len(self._devices)))}
@@ -156,25 +149,27 @@ class CudaBackend(Backend):
         ordinals, ptx = _ordinals(self._ours), shipped_ptx()
         loading = Background(find_nccl) if find_nccl else None
         with explained("opening the GPUs", Cause.NOT_OPENED, self._devices, ours=self._ours):
-            self._gpus = _native.Gpus(ordinals, ptx, peers)
+            self._gpus = _native.Gpus(ordinals, ptx, opening.peers)
         self._peers, self._refused = self._gpus.peer_access(), self._gpus.peer_refusals()
         self._largest_cache = max(self._gpus.cache_bytes)
         membership = (world.rank, len(world.positions), world.unique_id) if world else (0, 0, b"")
-        self._registrations, self._alone, self._copies_s = registrations, world is None, copies_s
-        self.nccl = loading.result() if loading else None
-        self._collectives = _native.Collectives(self._gpus, self.nccl, *membership) if self.nccl else None
+        self._opening, self._alone = opening, world is None
+        self._nccl = loading.result() if loading else None
+        self._collectives = _native.Collectives(self._gpus, self._nccl, *membership) if self._nccl else None
         self._free = tuple(self._gpus.free_bytes())
 
-    @property
-    def multicast(self) -> bool:
-        """Whether all of these GPUs support NVLink multicast, which NCCL's NVLS needs."""
-        return all(self._gpus.multicast_supported)
-
-    @property
-    def peers(self) -> tuple[tuple[bool, ...], ...]:
-        """Whether CUDA lets GPU i reach GPU j's memory, [i][j]; empty in a world, whose ranks open a GPU each."""
+    def facts(self) -> BackendFacts:
+        """Return what opening found. In a world, whose ranks open a GPU each, no peers are known."""
         whole = len(self._peers) == len(self._devices)
-        return tuple(map(tuple, self._peers)) if whole else ()
+        return BackendFacts(
+            self._free,
+            self.capacity_bytes(),
+            kernel_image="ptx",  # what the driver compiles; runs of before 2026-11-22 may say "fatbin"
+            nccl=format_version(self._nccl.version) if self._nccl else "",
+            nccl_path=self._nccl.path if self._nccl else "",
+            multicast=all(self._gpus.multicast_supported),
+            peers=tuple(map(tuple, self._peers)) if whole else (),
+        )
 
     def devices(self) -> tuple[Device, ...]:
         """Return the GPUs by position."""
@@ -192,7 +187,7 @@ class CudaBackend(Backend):
         """Return the largest message in bytes that fits every GPU's buffers, beside CUDA's and NCCL's own needs."""
         communicators = len(self._ranks) if self._collectives else 0
         room = min(self._free) - _ROOM_FOR_CUDA - communicators * _ROOM_A_COMMUNICATOR
-        buffers = _BUFFERS + _REGISTERED_BUFFERS * self._registrations
+        buffers = _BUFFERS + _REGISTERED_BUFFERS * self._opening.registrations
         return max(0, room // buffers - _ROOM_IN_A_BUFFER)
 
     def numa_nodes(self) -> tuple[int, ...]:
@@ -275,7 +270,7 @@ class CudaBackend(Backend):
                 iterations=step.iterations,
                 batches=step.batches,
                 warmup=step.warmup,
-                deadline=self._copies_s,
+                deadline=self._opening.copies_s,
                 covered=step.work.variant.covered,
             )
         )

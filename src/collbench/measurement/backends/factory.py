@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from collbench.machine import visible_devices
 from collbench.machine.health import HealthWatch, Occupants
 from collbench.machine.visible_devices import NAME, ORDER, visible
-from collbench.measurement.backends.protocol import Opened
+from collbench.measurement.backends.protocol import Open, Opened
 from collbench.model.capabilities import HOST, SIM, capabilities
 from collbench.model.errors import MachineError
 from collbench.model.run import Device, Health, Machine, Path
@@ -329,12 +329,8 @@ def _open_cuda(request: Request, begun: Begun) -> Opened:
         shown = tuple(device for device in present if device.uuid in visible)
         devices = choose_devices(shown, request.devices, request.fewest_devices)
         gpus = ObservedGpus(nvml, devices, lambda: backend.process_ids)
-        backend.open(
-            devices,
-            request.nccl,
-            collectives=bool(request.collectives),
-            registrations=len(request.registrations),
-        )
+        registrations = len(request.registrations)
+        backend.open(Open(devices, request.nccl, bool(request.collectives), registrations=registrations))
         machine, paths = here(nvml), nvml.paths(devices)
         begun.meanwhile()
         facts = backend.facts  # waits for CUDA and NCCL; nvidia-smi has answered by then

@@ -16,7 +16,6 @@ from collbench.measurement.backends.protocol import (
     Backend,
     BackendFacts,
     Call,
-    NcclWorld,
     Open,
     Prepared,
     Reply,
@@ -364,32 +363,17 @@ class IsolatedBackend(Backend):
         """Return the 128 bytes of ncclGetUniqueId for the ranks of one world. Raises MachineError without NCCL."""
         return cast("bytes", self._worker.ask("unique_id", nccl_path))
 
-    def open(
-        self,
-        devices: tuple[Device, ...],
-        nccl_path: str | None,
-        *,
-        collectives: bool,
-        world: NcclWorld | None = None,
-        registrations: int = 0,
-    ) -> None:
-        """Open the GPUs, of a `world` this rank's alone, and return at once. Errors come with the first question."""
-        self._devices = devices
-        opening = Open(
-            devices,
-            nccl_path,
-            collectives=collectives,
-            world=world,
-            registrations=registrations,
-            copies_s=self._timeouts.copies_s,
-        )
-        self._worker.open(opening)
-        self._staging.plan(self._staging_plan)
+    def open(self, opening: Open) -> None:
+        """Open the GPUs, and return at once. Errors come with the first question; our own watch waits for copies."""
+        self._devices, copies_s = opening.devices, self._timeouts.copies_s
+        self._worker.open(replace(opening, copies_s=copies_s))
+        self._staged = Open(opening.devices, peers=False, copies_s=copies_s)
+        self._staging.plan(self._staged)
 
     def open_staging(self) -> None:
         """Start the worker of staged copies as well, and return at once; else their first step waits for it."""
         self._staging.start()
-        self._staging.open(self._staging_plan)
+        self._staging.open(self._staged)
 
     @property
     def facts(self) -> BackendFacts:
@@ -407,7 +391,7 @@ class IsolatedBackend(Backend):
 
     def operations(self, variant: Variant) -> tuple[Operation, ...]:
         """Return what the worker can time so."""
-        return self.facts.operations[variant]
+        return variant.gpu_operations
 
     def capacity_bytes(self) -> int:
         """Return the largest message in bytes that every GPU has room for."""
@@ -480,10 +464,6 @@ class IsolatedBackend(Backend):
         self.close()
         self._worker.reap()
         self._staging.reap()
-
-    @property
-    def _staging_plan(self) -> Open:
-        return Open(self._devices, None, collectives=False, peers=False, copies_s=self._timeouts.copies_s)
 
     def _worker_for(self, step: Step) -> Supervised:
         return self._staging if step.work.variant is Variant.STAGED else self._worker

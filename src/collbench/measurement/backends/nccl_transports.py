@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from collbench.measurement.backends.isolated import OF_PROBES, IsolatedBackend
-from collbench.measurement.backends.protocol import Backend, Step
+from collbench.measurement.backends.protocol import Open, Step
 from collbench.model.errors import CollbenchError, DataCorruption, Failure, WrongData, failure_of
 from collbench.model.operations import Operation, Work
 from collbench.model.peer_map import Link
@@ -48,8 +48,10 @@ class TransportProbe:
         """Return each link's transport, and why NCCL did not deliver, None if it did."""
         trouble: Failure | WrongData | None = None
         try:
-            self._backend.open(devices, nccl_path, collectives=True)
-            self._send(self._backend, len(devices))
+            self._backend.open(Open(devices, nccl_path, collectives=True))
+            self._backend.reserve(_SIZE)
+            everyone, whole = tuple(range(len(devices))), _SIZE // len(devices) * len(devices)
+            self._backend.time(Step(Work(Operation.ALLTOALL), (everyone,), whole, iterations=2, batches=2))
         except DataCorruption as error:
             trouble = error.wrong
         except CollbenchError as error:
@@ -61,10 +63,3 @@ class TransportProbe:
         """End the process."""
         self._backend.reap()
         self._folder.cleanup()
-
-    def _send(self, backend: Backend, ranks: int) -> None:
-        backend.reserve(_SIZE)
-        everyone = tuple(range(ranks))
-        backend.time(
-            Step(Work(Operation.ALLTOALL), (everyone,), _SIZE // ranks * ranks, iterations=2, batches=2, verify=True)
-        )

@@ -253,8 +253,8 @@ class Open:
     """
 
     devices: tuple[Device, ...]
-    nccl_path: str | None
-    collectives: bool
+    nccl_path: str | None = None
+    collectives: bool = False
     peers: bool = True
     world: NcclWorld | None = None
     registrations: int = 0
@@ -265,24 +265,17 @@ class Open:
 class BackendFacts:
     """What opening found: what Backend's methods of these names return, the device code, and NCCL's version and file.
 
-    `operations` are by variant; `multicast` is whether all GPUs support it, None if that is not known. `peers[i][j]`:
+    `multicast` is whether all GPUs support NVLink's, which NCCL's NVLS needs, None if that is not known. `peers[i][j]`:
     CUDA lets GPU i reach GPU j's memory; empty if each GPU has a process of its own.
     """
 
     free_bytes: tuple[int, ...]
     capacity_bytes: int
-    operations: dict[Variant, tuple[Operation, ...]] = field(default_factory=dict)
     kernel_image: str = ""
     nccl: str = ""
     nccl_path: str = ""
     multicast: bool | None = None
     peers: tuple[tuple[bool, ...], ...] = ()
-
-    @classmethod
-    def of(cls, backend: Backend, **known: Any) -> BackendFacts:
-        """Return the facts of an open backend, with what is known besides."""
-        operations = {variant: backend.operations(variant) for variant in Variant}
-        return cls(backend.free_bytes(), backend.capacity_bytes(), operations, **known)
 
 
 @dataclass(frozen=True, slots=True)

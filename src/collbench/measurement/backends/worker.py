@@ -66,25 +66,10 @@ class CudaSource:
         """Open the GPUs, and NCCL if it is wanted. Raises MachineError, StepFailed."""
         from collbench.machine.nccl import find_nccl
         from collbench.measurement.backends.cuda import CudaBackend
-        from collbench.model.operations import format_version
 
         find = partial(find_nccl, opening.nccl_path) if opening.collectives else None
-        backend = CudaBackend(
-            opening.devices,
-            find,
-            peers=opening.peers,
-            world=opening.world,
-            registrations=opening.registrations,
-            copies_s=opening.copies_s,
-        )
-        return backend, BackendFacts.of(
-            backend,
-            kernel_image=backend.kernel_image,
-            nccl=format_version(backend.nccl.version) if backend.nccl else "",
-            nccl_path=backend.nccl.path if backend.nccl else "",
-            multicast=backend.multicast,
-            peers=backend.peers,
-        )
+        backend = CudaBackend(opening, find)
+        return backend, backend.facts()
 
 
 class _Worker:
