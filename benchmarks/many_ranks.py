@@ -39,7 +39,7 @@ from collbench.model.units import parse_size
 from collbench.ranks import connection, factory
 from collbench.ranks.connection import KEY_BYTES, Connection, Listener
 from collbench.ranks.coordinator import Coordinator, Ranks
-from collbench.ranks.messages import METHODS, Done, Introduction, decode_rank_message, encode
+from collbench.ranks.messages import Done, Introduction, decode_rank_message, encode
 from collbench.runfile.run_file import RunWriter
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,7 +73,7 @@ def answer_of_rank(gpus: int, rank: int, data: bytes, parsed: dict[bytes, list[l
         batches = [0.003 * (1 + rank % 7 / 1000)] * step["batches"]  # type: ignore[call-overload]
         seconds = [batches if rank in group else [] for group in step["groups"]]  # type: ignore[call-overload]
         return json.dumps(["Done", name, {"seconds": seconds}, []], separators=(",", ":")).encode()
-    return encode(Done(name, None if METHODS[name].returns is None else ()))
+    return encode(Done(name, None if name in {"meet", "reserve", "prepare"} else ()))
 
 
 def answer_all(nodes: int, gpus: int, port: int, key: bytes) -> None:

@@ -16,6 +16,7 @@ from collbench.ranks.connection import pair
 from collbench.ranks.coordinator import Coordinator, Ranks
 from collbench.ranks.messages import Introduction, Opening
 from collbench.ranks.rank_worker import RankWorker, serve
+from collbench.ranks.store import Store
 from tests.builders import gpus
 
 # Longer than any of these tests may take: after that, something hangs.
@@ -107,7 +108,7 @@ def _hang_up(descriptor: int) -> None:
         end.shutdown(socket.SHUT_RDWR)
 
 
-class Board:
+class Board(Store):
     """A store in memory that remembers everything ever published."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -26,7 +26,6 @@ from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Health, Machine, Path
 from collbench.ranks.coordinator import RankLost
 from collbench.ranks.messages import (
-    METHODS,
     Abandon,
     Alive,
     BadMessage,
@@ -40,7 +39,6 @@ from collbench.ranks.messages import (
     decode_rank_message,
     encode,
 )
-from collbench.ranks.rank_worker import RankWorker
 from tests.builders import gpus, shared, throttled
 
 STEP = Step(Work(Operation.REDUCESCATTER, Variant.IN_PLACE, 1), ((1, 0),), 8, 3, 2, verify=False)
@@ -182,11 +180,3 @@ def test_invalid_rank_messages_are_refused(title: str, data: bytes) -> None:
 def test_a_time_that_is_no_number_is_not_sent() -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         encode(Done("time", Timing(((float("nan"),),))))
-
-
-def test_every_method_that_rank_0_may_call_has_the_types_of_the_worker() -> None:
-    for name, method in METHODS.items():
-        hints = get_type_hints(getattr(RankWorker, name))
-        returns = hints.pop("return")
-        expected = type(None) if method.returns is None else method.returns
-        assert (tuple(hints.values()), returns) == (method.takes, expected)

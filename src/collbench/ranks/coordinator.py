@@ -26,8 +26,8 @@ from collbench.model.errors import (
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Flag, Health, NetworkPort, Refusal, SkipKind
 from collbench.ranks.connection import RankConnection, framed
-from collbench.ranks.messages import METHODS, Abandon, Alive, BadMessage, Done, Leave, Opening, Reply
-from collbench.ranks.store import Publisher
+from collbench.ranks.messages import ALONE, Abandon, Alive, BadMessage, Done, Leave, Opening, Reply
+from collbench.ranks.store import Store
 
 # The calls to all ranks, rank 0's own included: each gets one at a time and sends one answer.
 
@@ -114,7 +114,7 @@ class Ranks:
             raise self._fatal
         self.settle()
         self._abandoned.clear()
-        self._independent = all(METHODS[call.method].alone for call in calls.values())
+        self._independent = all(call.method in ALONE for call in calls.values())
         framed_call, frame = None, b""
         for rank, call in calls.items():
             if rank in self._lost:
@@ -261,7 +261,7 @@ class Coordinator(Backend):
     """
 
     def __init__(
-        self, name: str, ranks: Ranks, store: Publisher, devices: tuple[Device, ...], addresses: tuple[str, ...]
+        self, name: str, ranks: Ranks, store: Store, devices: tuple[Device, ...], addresses: tuple[str, ...]
     ) -> None:
         """Open nothing yet. `name` is the ranks' backend; `addresses` are for Opening, by rank."""
         self.name = name

@@ -7,9 +7,9 @@ import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast, get_type_hints
 
-from collbench.measurement.backends.protocol import BackendFacts, Call, Step, Timing
+from collbench.measurement.backends.protocol import Call
 from collbench.model.errors import (
     BackendError,
     CollbenchError,
@@ -22,7 +22,7 @@ from collbench.model.errors import (
     UsageError,
     WrongData,
 )
-from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
+from collbench.model.run import Device, Flag, Machine
 from collbench.runfile.codec import build
 
 # The messages. Each call has one answer, except Abandon and Leave.
@@ -62,31 +62,18 @@ class Opening:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A method of RankWorker: the types of its arguments, and of its result, None for none.
-
-    `alone`: each rank answers by itself, so nobody waits for one that is lost meanwhile.
-    """
-
-    takes: tuple[object, ...]
-    returns: object
-    alone: bool = False
+# The methods of RankWorker that rank 0 may call. Those ALONE each rank answers by itself: nobody waits for a lost one.
+ALONE = {"introduce", "meet", "make_id", "paths", "health", "ports"}
+METHODS = ALONE | {"open", "reserve", "prepare", "time"}
 
 
-# What rank 0 may call: what arrives is built as these types, and calls nothing else.
-METHODS: Mapping[str, Method] = {
-    "introduce": Method((), Introduction, alone=True),
-    "meet": Method((tuple[Device, ...],), None, alone=True),
-    "make_id": Method((), str, alone=True),
-    "open": Method((Opening,), BackendFacts),
-    "reserve": Method((int,), None),
-    "prepare": Method((tuple[tuple[int, ...], ...],), None),
-    "time": Method((Step,), Timing),
-    "paths": Method((tuple[Device, ...],), tuple[Path, ...], alone=True),
-    "health": Method((), tuple[Health, ...], alone=True),
-    "ports": Method((), tuple[NetworkPort, ...], alone=True),
-}
+@functools.cache
+def _types(method: str) -> tuple[tuple[Any, ...], Any]:
+    """Return the types of a method's arguments, and of its result: what arrives is built as these."""
+    from collbench.ranks.rank_worker import RankWorker  # late: it imports this module
+
+    *takes, returns = get_type_hints(getattr(RankWorker, method)).values()
+    return tuple(takes), returns
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +145,7 @@ def decode_order(data: bytes) -> Order:
     try:
         match _parsed(data):
             case ["Call", str(method), [*arguments]] if method in METHODS:
-                takes = METHODS[method].takes
+                takes, _ = _types(method)
                 if len(arguments) != len(takes):
                     raise ValueError(f"{method} takes {len(takes)} arguments")
                 return Call(
@@ -183,10 +170,10 @@ def decode_rank_message(data: bytes) -> RankMessage:
             case ["Failed", str(kind), str(text), fact] if kind in _FAILURES:
                 return cast("RankMessage", _failure(_FAILURES[kind], text, fact))
             case ["Done", str(method), value, flags] if method in METHODS:
-                returns = METHODS[method].returns
-                if returns is None and value is not None:
+                _, returns = _types(method)
+                if returns is type(None) and value is not None:
                     raise ValueError(f"{method} with a value")
-                built = None if returns is None else build(returns, value, method)
+                built = None if returns is type(None) else build(returns, value, method)
                 return Done(method, built, build(tuple[Flag, ...], flags, "flags"))
             case _:
                 raise ValueError("neither an answer nor a heartbeat")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from collbench.machine.launchers import NUMBER, LaunchEnvironment, shown
 from collbench.model.errors import BackendError, MachineError, UsageError
@@ -138,16 +138,6 @@ class Waiting:
 def still_waiting(what: str, left_s: float, timeout_s: float) -> str:
     """Return the notice of a wait that lasts."""
     return f"{what}: waiting {left_s:.0f} s more at most (of {timeout_s:.0f}, which {JOIN_VARIABLE} sets)"
-
-
-class Publisher(Protocol):
-    """Where rank 0 publishes what the ranks share."""
-
-    def publish(self, name: str, value: str) -> None:
-        """Set a value."""
-
-    def forget(self, name: str) -> None:
-        """Delete it."""
 
 
 class Store:
