@@ -304,6 +304,11 @@ class Operation(StrEnum):
         return self is not Operation.CHASE and not self.is_collective
 
     @property
+    def by_kernel(self) -> bool:
+        """True for a copy that the GPU's multiprocessors make, False for one of the copy engine or of a CPU."""
+        return "sm" in self.value.split("-")
+
+    @property
     def collective(self) -> Collective:
         """The row of a collective. Raises ValueError for a copy, which has none."""
         if self.row is None:

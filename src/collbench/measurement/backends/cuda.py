@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib import resources
 
@@ -95,25 +95,8 @@ def _wrong(error: _native.DataError, step: Step) -> WrongData:
 _HOST, _HOST_NODE_0 = -1, -2
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    engine: _native.Engine
-    pull: bool  # the destination issues it
-
-
-_COPIES = {
-    Operation.CE_WRITE: _Copy(_native.Engine.copy_engine, pull=False),
-    Operation.CE_READ: _Copy(_native.Engine.copy_engine, pull=True),
-    Operation.SM_WRITE: _Copy(_native.Engine.multiprocessors, pull=False),
-    Operation.SM_READ: _Copy(_native.Engine.multiprocessors, pull=True),
-}
-# Host memory issues no copies: the GPU reads from it.
-_HOST_COPIES = {
-    Operation.H2D_CE: _Copy(_native.Engine.copy_engine, pull=True),
-    Operation.D2H_CE: _Copy(_native.Engine.copy_engine, pull=False),
-    Operation.H2D_SM: _Copy(_native.Engine.multiprocessors, pull=True),
-    Operation.D2H_SM: _Copy(_native.Engine.multiprocessors, pull=False),
-}
+# Copies that the destination issues: the GPU reads. Host memory issues none.
+_PULLED = {Operation.CE_READ, Operation.SM_READ, Operation.H2D_CE, Operation.H2D_SM}
 # As nccl-tests warms up its loop (-w) [src/common.cu].
 _LAUNCH_WARMUP = 5
 _MIB = 2**20
@@ -218,21 +201,17 @@ class CudaBackend(Backend):
             return Refusal(SkipKind.NUMA, detail=refusal) if refusal else None
         if work.variant.endpoints is Endpoints.DEVICE or work.variant.host_memory or work.variant is Variant.STAGED:
             return None
-        copy = _COPIES.get(work.operation)  # None: a pointer chase, which lists its reader first
+        by_engine = work.operation.is_copy and not work.operation.by_kernel  # a pointer chase lists its reader first
         for transfer in _transfers(work, members):
-            issuer, far = transfer[::-1] if copy and copy.pull else transfer
+            issuer, far = transfer[::-1] if work.operation in _PULLED else transfer
             if refused := self._refused.get((issuer, far)):
                 return Refusal(SkipKind.PEERS_REFUSED, detail=refused)
-            if not (copy and copy.engine == _native.Engine.copy_engine) and not self._peers[issuer][far]:
+            if not by_engine and not self._peers[issuer][far]:
                 return NO_PEERS
-        return self._cached(work)
-
-    def _cached(self, work: Work) -> Refusal | None:
-        """Return why reads by a kernel would not cross the link: 64 MiB in L2 were read at 3,350 GB/s on an H200."""
+        # From a cache, reads would not cross the link: 64 MiB in L2 were read at 3,350 GB/s on an H200.
         room = min(self.capacity_bytes(), _SMALLEST_BUFFER)
-        if work.operation is not Operation.SM_READ or room >= 2 * self._largest_cache:
-            return None
-        return Refusal(SkipKind.CACHE, room)
+        cached = work.operation is Operation.SM_READ and room < 2 * self._largest_cache
+        return Refusal(SkipKind.CACHE, room) if cached else None
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Make the communicator of all ranks, and the groups' ones. Raises StepFailed."""
@@ -260,12 +239,12 @@ class CudaBackend(Backend):
         return self._chase(step) if step.work.operation is Operation.CHASE else self._copy(step)
 
     def _copy(self, step: Step) -> Timing:
-        how = {**_COPIES, **_HOST_COPIES}[step.work.operation]
+        operation, engines = step.work.operation, _native.Engine
         times = self._gpus.time_copies(
             _native.CopyRound(
                 groups=[self._transfers(step.work, group) for group in _copying(step)],
-                engine=how.engine,
-                pull=how.pull,
+                engine=engines.multiprocessors if operation.by_kernel else engines.copy_engine,
+                pull=operation in _PULLED,
                 bytes=step.size_bytes,
                 iterations=step.iterations,
                 batches=step.batches,

@@ -26,7 +26,6 @@ from collbench.sim.collectives import Messages, truth_of
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from collbench.sim.network import Medium, Transfer, network_of, route_of, shared_rates
 
-_KERNELS = (Operation.SM_WRITE, Operation.SM_READ, Operation.H2D_SM, Operation.D2H_SM)
 _OPPOSITE = {
     Operation.H2D_CE: Operation.D2H_CE,
     Operation.D2H_CE: Operation.H2D_CE,
@@ -216,7 +215,7 @@ class SimBackend(Backend):
         name = self._fabric.gpus[gpu].name
         gbs = (theory.product(name).memory_gbs or _MEMORY_GBS) / 2 * _LOCAL_SHARE * self._network.scale[gpu]
         delays = self._fabric.delays
-        return _Cost((delays.kernel if step.work.operation in _KERNELS else delays.copy) * _MICRO, 1e-9 / gbs)
+        return _Cost((delays.kernel if step.work.operation.by_kernel else delays.copy) * _MICRO, 1e-9 / gbs)
 
     def _transfers(self, step: Step, members: tuple[int, ...]) -> list[Transfer]:
         gpus, staged = tuple(self._gpus[member] for member in members), step.work.variant is Variant.STAGED
@@ -233,7 +232,7 @@ class SimBackend(Backend):
         delays, route = self._fabric.delays, route_of(self._network, transfer)
         if route.medium is Medium.STAGED:
             return delays.staged + route.latency_us
-        return (delays.kernel if transfer.operation in _KERNELS else delays.copy) + route.latency_us
+        return (delays.kernel if transfer.operation.by_kernel else delays.copy) + route.latency_us
 
     def _clock_error(self, transfer: Transfer) -> float:
         """Return the factor by which a fault of the simulated clock makes a link look too fast."""
