@@ -15,7 +15,7 @@ from collbench.judge import stats
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
 from collbench.overlaps.command import request_of
-from collbench.overlaps.measure import OverlapOpened, open_overlap
+from collbench.overlaps.measure import OverlapOpened
 from collbench.overlaps.protocol import OPERATIONS
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority, overlaps_of
 from collbench.overlaps.section import summarize
@@ -53,7 +53,7 @@ def measured_run(folder: Path, *arguments: str) -> Run:
 @pytest.fixture(scope="module")
 def workers() -> Iterator[OverlapOpened]:
     """Start workers for the tests that ask nothing of their start: it takes longer than what one of them measures."""
-    opened = open_overlap("cuda", "0,1")
+    opened = request_of({**REQUEST, "sizes": None}, ("overlap",)).open()
     try:
         yield opened
     finally:

@@ -17,6 +17,7 @@ from collbench.overlaps import measure as overlap
 from collbench.overlaps.measure import (
     OverlapOpened,
     OverlapRequest,
+    SimOverlap,
     covered_calls,
     covered_units,
     in_rounds,
@@ -134,7 +135,7 @@ def test_isolated_as_many_calls_run_as_in_a_batch(call: float, calls: int) -> No
     assert isolated.collective_chunks * isolated.calls <= load.collective_chunks * load.calls
 
 
-class FakeWorld:
+class FakeWorld(SimOverlap):
     """Two ranks with known rates: run concurrently, a collective takes `slower` times as long, compute 1.25 times."""
 
     def __init__(self, slower: float = 3.0) -> None:

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
+from collbench.measurement.backends import factory
 from collbench.model.errors import BackendError, Cause, FailureKind, MachineError
 from collbench.model.operations import Operation, Work
-from collbench.overlaps.measure import OverlapWorld, open_overlap, overlapped, unit_seconds
+from collbench.overlaps.measure import OverlapWorld, SimOverlap, overlapped, unit_seconds
 from collbench.overlaps.protocol import OPERATIONS, Load
 from collbench.overlaps.results import Compute, ComputeKind, Overlap
 from collbench.sim.fabrics import OverlapFactors
@@ -192,7 +193,8 @@ def have_ended(processes: tuple[int, ...]) -> bool:
 
 
 def started_world() -> OverlapWorld:
-    world = OverlapWorld("host", [CORES[0], CORES[-1]], load_s=15.0)
+    world = OverlapWorld("host", [CORES[0], CORES[-1]])
+    world.load_s = 15.0
     world.join()
     world.allocate(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**16, GEMM))
     world.warm()
@@ -215,7 +217,7 @@ def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
 
 def test_a_worker_that_hangs_is_killed_after_its_time() -> None:
     world = started_world()
-    world._load_s = 1.0
+    world.load_s = 1.0
     processes = world.process_ids
     os.kill(processes[0], signal.SIGTSTP)  # of a fork: tests/loaded/stand_in.py
     with pytest.raises(BackendError, match="no answer") as caught:
@@ -279,9 +281,10 @@ def test_simulated_work_is_slower_until_the_other_ends() -> None:
 def test_simulated_times_repeat_by_the_seed() -> None:
     times = []
     for seed in (1, 1, 2):
-        opened = open_overlap("sim", None, "titan-rtx-nv2", seed)
-        opened.worlds[0].allocate(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**24, GEMM))
-        times.append(opened.worlds[0].run(CONCURRENT))
+        fabric = factory.simulated("titan-rtx-nv2")
+        simulated = SimOverlap(fabric, factory.simulated_backend(fabric, None, seed), seed)
+        simulated.allocate(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**24, GEMM))
+        times.append(simulated.run(CONCURRENT))
     assert times[0] == times[1] != times[2]
 
 

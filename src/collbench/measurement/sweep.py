@@ -339,7 +339,9 @@ class Trials:
         self.timed_seconds += timing.region_seconds(step)
         for index, point in enumerate(points_of(step)):
             if timing.uncovered and (ended_first := timing.uncovered[index]) is not None:
-                self._mark_failed(point, _not_covered(step, index, ended_first))
+                groups = (step.groups[index],)
+                cause = Cause.NOT_COVERED, (ended_first,), None, step.work, step.size_bytes, groups
+                self._mark_failed(point, Failure(FailureKind.ERROR, *cause))
                 continue
             coverage = timing.coverage[index] if timing.coverage else None
             sample = Sample(
@@ -369,12 +371,6 @@ class Trials:
 def points_of(step: Step) -> list[DataPoint]:
     """Return the data points that a step measures, in the order of its groups."""
     return [point_of(step.work, members, step.size_bytes) for members in step.groups]
-
-
-def _not_covered(step: Step, index: int, ended_first: int) -> Failure:
-    """Return the failure of a group of the step whose copies were to be timed under a load that did not last."""
-    groups = (step.groups[index],)
-    return Failure(FailureKind.ERROR, Cause.NOT_COVERED, (ended_first,), None, step.work, step.size_bytes, groups)
 
 
 def _readable(seconds: float) -> float:

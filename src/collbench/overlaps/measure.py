@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from collbench.machine import variables
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
-from collbench.measurement.backends.torch_process import need_torch
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import (
     BackendError,
     Cause,
@@ -33,9 +31,9 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import CommandKind, Run
 from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
-from collbench.overlaps.protocol import DTYPE, QUEUE_ENTRIES, Load, OverlapBackend, RankTimes
+from collbench.overlaps.protocol import DTYPE, QUEUE_ENTRIES, Load, RankTimes
 from collbench.overlaps.results import NAME, Compute, ComputeKind, Overlap, OverlapTrial, Priority
-from collbench.overlaps.workers import OpenWorkers, TorchWorld, WorkersRequest, open_simulated, open_worlds
+from collbench.overlaps.workers import OpenWorkers, TorchWorld, WorkersRequest, open_worlds
 from collbench.sim.fabrics import Fabric, OverlapFactors
 
 # A chunk is about as long, or one call or unit, so that the event at its end (0.5 µs) is about a thousandth of it.
@@ -70,7 +68,8 @@ _MIN_SHARE, _CALL_STEP = 0.8, 1.6
 _DELAYS, _LENGTHENINGS = 6, 8
 
 
-OverlapOpened = OpenWorkers[OverlapBackend]
+OverlapBackend: TypeAlias = "OverlapWorld | SimOverlap"
+OverlapOpened = OpenWorkers["OverlapBackend"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +106,7 @@ class OverlapRequest(WorkersRequest):
 
     def open(self) -> OverlapOpened:
         """Start the workers. Raises UsageError, MachineError, BackendError."""
-        return open_overlap(self.backend, self.devices, self.fabric, self.seed)
+        return open_worlds(self, variables.Use.OVERLAP, [OverlapWorld], SimOverlap, _SPANS_S)
 
     def begun_run(self, opened: OpenWorkers[Any]) -> Run:
         """Return the run that it begins, with nothing measured. Raises UsageError where no size suits the devices."""
@@ -449,18 +448,15 @@ def _verified(overlap: Overlap, ranks: Sequence[RankTimes]) -> None:
 
 # Operands are made and a communicator starts; NCCL takes 1 s, longer where it first looks for networks.
 _WARM_S = 120.0
-# A load lasts tens of milliseconds, and on a slow core seconds.
+# How long a load may take: it lasts tens of milliseconds, and on a slow core seconds.
 _LOAD_S = 60.0
 
 
 class OverlapWorld(TorchWorld):
-    """All ranks of overlap. `load_s` is how long a load may take, in seconds."""
+    """All ranks of overlap."""
 
-    def __init__(self, kind: str, devices: Sequence[int], visible: Sequence[str] = (), load_s: float = _LOAD_S) -> None:
-        """Start the workers and return at once, as TorchWorld does."""
-        need_torch("overlap computes with")
-        super().__init__("overlaps.worker", kind, devices, visible)
-        self._load_s = load_s
+    module = "overlaps.worker"
+    load_s = _LOAD_S
 
     def allocate(self, point: Overlap) -> None:
         """Make room for a data point. Raises MachineError if it does not fit, BackendError."""
@@ -472,24 +468,12 @@ class OverlapWorld(TorchWorld):
 
     def run(self, load: Load) -> tuple[RankTimes, ...]:
         """Run a load on every rank. Raises BackendError for a worker that died or hangs."""
-        return tuple(self.ask(self._load_s, "run", load))
+        return tuple(self.ask(self.load_s, "run", load))
 
 
 # How long each of the two runs alone in a trial, in seconds: some 17 products of 8192³ on an H200, and as many
 # all-reduces of 256 MiB. On a core a product of 512³ takes some 5 ms.
 _SPANS_S = 0.025, 0.05
-
-
-def open_overlap(name: str, wanted: str | None, fabric: str | None = None, seed: int = 0) -> OverlapOpened:
-    """Open a backend on the devices that are wanted, of a `fabric` simulated ones, which a `seed` makes repeat.
-
-    Raises UsageError, MachineError, BackendError.
-    """
-    if capabilities(name).simulated:
-        return open_simulated(fabric, wanted, seed, tuple, SimOverlap, _SPANS_S[0])
-    if not capabilities(name).cores:
-        variables.refuse(variables.Use.OVERLAP)
-    return open_worlds(name, wanted, [OverlapWorld], _SPANS_S)
 
 
 # The part of the slowdown by compute that remains for a collective of high priority.

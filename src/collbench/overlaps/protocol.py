@@ -1,13 +1,11 @@
-"""The backend that times a collective which overlaps compute, and the messages to its workers. Does not load torch."""
+"""The messages to the workers that time a collective which overlaps compute. Does not load torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from collbench.model.operations import Operation
-from collbench.overlaps.results import Overlap
 
 # What training sends, and what torch.distributed sends without an option.
 DTYPE = "bfloat16"
@@ -79,16 +77,3 @@ class RankTimes:
     queued: bool = True
     wrong: int | None = None
     wrong_compute: int | None = None
-
-
-class OverlapBackend(Protocol):
-    """All ranks as one. Each call returns when every rank has answered; errors are CollbenchErrors."""
-
-    def allocate(self, point: Overlap) -> None:
-        """Make room for a data point and forget the one before. Raises MachineError if it does not fit."""
-
-    def warm(self) -> None:
-        """Run the collective and the compute once, untimed, to create communicators, load code and raise clocks."""
-
-    def run(self, load: Load) -> tuple[RankTimes, ...]:
-        """Run a load of the data point, and verify its results. Raises BackendError."""

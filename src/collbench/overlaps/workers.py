@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from collbench.api import SILENT, Notices
 from collbench.api.measuring import OpenSession
@@ -135,17 +135,18 @@ class WorkerSession(OpenSession):
 
 
 class TorchWorld(TorchWorkers):
-    """All ranks of one kind of worker: rank r has the device at position r."""
+    """All ranks of one kind of worker, which `module` is: rank r has the device at position r."""
+
+    module: str
 
     def __init__(
         self,
-        module: str,
         backend: str,
         devices: Sequence[int],
         visible: Sequence[str] = (),
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """Start the worker in `module`, of collbench, for each device and return at once.
+        """Start a worker for each device and return at once.
 
         `backend` is cuda or host; `devices` are GPUs' numbers among the `visible` UUIDs, or cores. `settings` are the
         workers' variables in addition to ours.
@@ -155,7 +156,7 @@ class TorchWorld(TorchWorkers):
             environment[visible_devices.NAME] = ",".join(visible)
         if capabilities(backend).cores:
             environment["OMP_NUM_THREADS"] = "1"  # more threads would wait for each other on a worker's one core
-        super().__init__(module, backend, dict(enumerate(devices)), len(devices), environment)
+        super().__init__(self.module, backend, dict(enumerate(devices)), len(devices), environment)
 
 
 # From a backend's name to open workers, with the facts about their machine.
@@ -166,19 +167,25 @@ Starter = Callable[[str, Sequence[int], Sequence[str]], World]
 
 
 def open_worlds(
-    name: str,
-    wanted: str | None,
-    starters: Sequence[Starter[World]],
+    request: WorkersRequest,
+    use: variables.Use,
+    starters: Sequence[Starter[TorchWorld]],
+    simulate: Callable[[Fabric, SimBackend, int], Any],
     spans: tuple[float, float],
     chosen: Choice = tuple,
-) -> OpenWorkers[World]:
-    """Start a world by each starter on the wanted devices; `chosen` may drop some of these.
+) -> OpenWorkers[Any]:
+    """Start a world by each starter on the request's devices, or simulate one; `chosen` may drop some of these.
 
     `spans` are the seconds of a load on GPUs and on cores. A world whose ranks do not meet ends all worlds. Raises
-    UsageError, MachineError, BackendError.
+    UsageError, of variables that spoil this `use`, too, MachineError, BackendError.
     """
+    name, wanted = request.backend, request.devices
+    if capabilities(name).simulated:
+        return _simulated(request, simulate, spans[0], chosen)
+    if not capabilities(name).cores:
+        variables.refuse(use)
     with ExitStack() as stack:
-        worlds: list[World] = []
+        worlds: list[TorchWorld] = []
         if capabilities(name).cores:
             devices = chosen(factory.choose_devices(numa.devices(), wanted))
             numbers, visible = [device.index for device in devices], list[str]()
@@ -210,32 +217,15 @@ def open_worlds(
 # Simulated workers: the place of torch's takes a load that knows, from a fabric, what it would take.
 
 
-class SimWorld(Protocol):
-    """What simulates all ranks of a load."""
-
-    def clock(self) -> float:
-        """Return the seconds that all loads so far would have taken."""
-        ...
-
-
-Simulated = TypeVar("Simulated", bound=SimWorld)
-
-
-def open_simulated(
-    fabric_name: str | None,
-    wanted: str | None,
-    seed: int,
-    chosen: Choice,
-    simulate: Callable[[Fabric, SimBackend, int], Simulated],
+def _simulated(
+    request: WorkersRequest,
+    simulate: Callable[[Fabric, SimBackend, int], Any],
     span_seconds: float,
-) -> OpenWorkers[Simulated]:
-    """Return what `simulate` makes of the devices of a fabric that are `chosen` of those wanted, and a seed.
-
-    `span_seconds` are the seconds of a load. Raises UsageError.
-    """
-    fabric = factory.simulated(fabric_name)
-    backend = factory.simulated_backend(fabric, wanted, seed, chosen)
-    world = simulate(fabric, backend, seed)
+    chosen: Choice,
+) -> OpenWorkers[Any]:
+    fabric = factory.simulated(request.fabric)
+    backend = factory.simulated_backend(fabric, request.devices, request.seed, chosen)
+    world = simulate(fabric, backend, request.seed)
     return OpenWorkers(
         SIM.name,
         (world,),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.jobs.replay.measure import ReplayArm, ReplayOpened, ReplayRequest, trial_of
+from collbench.jobs.replay.measure import ReplayArm, ReplayOpened, ReplayRequest, SimReplay, trial_of
 from collbench.jobs.replay.results import Replay, ReplayTrial, replays_of
 from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, schedule_of
 from collbench.jobs.replay.section import ratio, summarize
@@ -20,7 +20,7 @@ from tests.jobs.replay.made import data_parallel, job_of, pipeline
 CALL, PAUSE = 1e-3, 2e-3
 
 
-class FakeWorld:
+class FakeWorld(SimReplay):
     """Two ranks with known rates; rank 1 waits three times as long in each call. Every `log` entry is an arm's load."""
 
     def __init__(self, log: list[tuple[FakeWorld, ReplayLoad]], call: float = CALL) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, op
 from collbench.machine import variables
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
-from collbench.measurement.backends.torch_process import need_torch
 from collbench.model.capabilities import Capabilities, capabilities
 from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError, WrongData, failure_of
 from collbench.model.operations import Work
@@ -36,7 +35,6 @@ from collbench.overlaps.workers import (
     TorchWorld,
     WorkerSession,
     WorkersRequest,
-    open_simulated,
     open_worlds,
 )
 from collbench.sim.fabrics import Fabric
@@ -63,23 +61,8 @@ class ReplayArm:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-class ReplayBackend(Protocol):
-    """All ranks as one. Each call returns when every rank has answered; errors are CollbenchErrors."""
-
-    def prepare(self, schedule: Schedule) -> None:
-        """Make groups and buffers. Raises MachineError if they do not fit."""
-
-    def verify(self) -> int | None:
-        """Run a step, untimed, on data that was not sent before.
-
-        Return how many elements were wrong in any buffer; None if it cannot be known.
-        """
-
-    def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
-        """Run a load, which should take `expected_s` seconds. Raises BackendError."""
-
-
-ReplayOpened = OpenWorkers[ReplayBackend]
+ReplayBackend: TypeAlias = "ReplayWorld | SimReplay"
+ReplayOpened = OpenWorkers["ReplayBackend"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +95,9 @@ class ReplayRequest(WorkersRequest):
 
     def open(self) -> ReplayOpened:
         """Open a world for each arm, or a simulated one. Raises UsageError, MachineError, BackendError."""
-        row = capabilities(self.backend)
-        if row.simulated:
-            return open_simulated(self.fabric, self.devices, self.seed, self.chosen, SimReplay, _SPANS_S[0])
-        if not row.cores:
-            variables.refuse(variables.Use.REPLAY)
         starters = [partial(ReplayWorld, settings=arm.settings) for arm in self.arms]
-        worlds = open_worlds(self.backend, self.devices, starters, _SPANS_S, self.chosen)
-        return replace(worlds, traces=row.nvml)
+        worlds = open_worlds(self, variables.Use.REPLAY, starters, SimReplay, _SPANS_S, self.chosen)
+        return replace(worlds, traces=capabilities(self.backend).nvml)
 
     def chosen(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
         """Return a device for each rank: those that were named, else the first ones. Raises UsageError."""
@@ -285,18 +263,9 @@ _MIN_BYTES = 16  # of a simulated call, a rank
 
 
 class ReplayWorld(TorchWorld):
-    """All ranks of one arm; `settings` are its variables."""
+    """All ranks of one arm, whose variables are its settings."""
 
-    def __init__(
-        self,
-        kind: str,
-        devices: Sequence[int],
-        visible: Sequence[str] = (),
-        settings: Mapping[str, str] | None = None,
-    ) -> None:
-        """Start the workers and return at once, as TorchWorld does."""
-        need_torch("replay computes with")
-        super().__init__("jobs.replay.worker", kind, devices, visible, settings)
+    module = "jobs.replay.worker"
 
     def prepare(self, schedule: Schedule) -> None:
         """Make groups and buffers. Raises MachineError if they do not fit, BackendError."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +16,7 @@ from collbench.jobs.traces import content
 from collbench.jobs.traces.content import Unreadable
 from collbench.jobs.traces.kineto import KinetoReader
 from collbench.jobs.traces.torch_traces import ExecutionTraceReader, FlightRecorderReader
-from collbench.jobs.traces.trace import Reader, Trace
+from collbench.jobs.traces.trace import Trace
 from collbench.model.errors import RunFileError
 from collbench.model.printable import one_line
 
@@ -26,7 +26,7 @@ class Format:
     """One format. Its elements stand in the list `elements`; `marks` are what such a file contains in its first MiB."""
 
     title: str
-    reader: Callable[[int | None], Reader]
+    reader: type[KinetoReader | FlightRecorderReader | ExecutionTraceReader]
     elements: str
     marks: tuple[bytes, ...]
 

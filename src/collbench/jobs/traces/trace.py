@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from collbench.jobs.exposed import Timeline
 from collbench.jobs.job import Group, Library, Source
@@ -79,13 +79,3 @@ class Trace:
             self.left_out[f"{call.operation} of an impossible size"] += 1
         elif call is not None:
             self.calls.append(call)
-
-
-class Reader(Protocol):
-    """Makes the trace of a file's rank, given one element after the other: a row, an entry, a node."""
-
-    def add(self, element: Any) -> None:
-        """Take the next element."""
-
-    def trace(self, fields: dict[Any, Any]) -> Trace:
-        """Return the trace; `fields` are what stands beside the elements."""

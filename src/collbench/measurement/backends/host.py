@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from collbench.machine import numa
 from collbench.machine.kernel import available_bytes
 from collbench.measurement.backends.protocol import Backend, Step, Timing, slowest
-from collbench.measurement.backends.torch_process import TorchWorkers, need_torch, worker_environment
+from collbench.measurement.backends.torch_process import TorchWorkers, worker_environment
 from collbench.model.capabilities import HOST
 from collbench.model.errors import BackendError, DataCorruption, UsageError, WrongData
 from collbench.model.operations import Operation, Variant
@@ -93,7 +93,6 @@ class GlooWorld:
         check(step)
         try:
             if self._workers is None:
-                need_torch("collectives on the host backend need")
                 self._workers = start_workers(self._cores, len(self._cores))
                 self._workers.join(self._timeout_s)
             # Each worker gets the step: all must take part in making a process group, whether they are in it or not.

@@ -63,8 +63,10 @@ class TorchWorkers:
 
         `backend` is cuda or host; `devices` has the number of each rank's GPU among the visible ones, or of its core.
         All `ranks` meet in a file without a name, which nobody need remove, or at `meeting`: host, port and prefix of a
-        TCPStore. Messages name a worker `by_core`, or else by its rank.
+        TCPStore. Messages name a worker `by_core`, or else by its rank. Raises MachineError without torch.
         """
+        if find_spec("torch") is None:
+            raise MachineError("this needs torch, which is not installed: pip install torch")
         self._workers: list[TorchProcess] = []
         try:
             with tempfile.TemporaryFile(prefix="collbench-") as file:
@@ -134,12 +136,6 @@ class TorchWorkers:
             worker.child.process.kill()  # does nothing if it has exited
             worker.child.process.wait()
         self._workers = []
-
-
-def need_torch(doing: str) -> None:
-    """Raise MachineError if torch is not installed; `doing` is what the message says before "torch"."""
-    if find_spec("torch") is None:
-        raise MachineError(f"{doing} torch, which is not installed: pip install torch")
 
 
 def collected(workers: Sequence[TorchProcess], timeout_s: float) -> list[Any]:
