@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, permutations
 
 import pytest
@@ -232,6 +233,7 @@ def test_how_a_comparison_ends(
     assert (found.judged, [key.members for key in found.lost], found.status) == (judged, lost, status)
 
 
+@cache
 def pairs_at(sizes: tuple[int, ...]) -> Run:
     """Return copies and two collectives on the pairs of eight GPUs at some sizes, all of them asked for."""
     works = (Operation.CE_WRITE, Operation.ALLREDUCE, Operation.BROADCAST)

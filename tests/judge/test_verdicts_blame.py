@@ -297,7 +297,7 @@ def test_a_throttled_gpu_is_no_excuse_where_no_gpu_uses_its_nvlinks() -> None:
     assert Kind.NV_NOT_USED in [verdict.kind for verdict in faults(run)]
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [1, 3])
 def test_the_label_of_a_verdict_is_that_of_its_figures(seed: int) -> None:
     """All links of one GPU of a DGX-1V are slow, of which some are NV1 and some NV2."""
     machine = fabrics.load("dgx-1v")
