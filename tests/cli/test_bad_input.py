@@ -58,7 +58,6 @@ COLLECTIVES: list[Row] = [
     ("a root that no pair has", "reduce --pairs --root 2", "--root 2 is not a rank of a pair", "write 0 or 1"),
     ("sizes twice", "reduce --sizes 1M -b 8", "--sizes and --minbytes both say which sizes", "use only one"),
     ("devices twice", "reduce -g 2 --devices 0,1", "--devices and --ngpus both say which", "use only one"),
-    ("a reduction for the run's file", "reduce -o max", "-o max: -o is the run's file", "--op max"),
     ("two things to print", "reduce --json --format nccl-tests", "both say what to print", "use only one"),
     ("a layout that does not exist", "reduce --format csv", "'csv' is not one of", "'nccl-tests'"),
     ("operations of pairs", "reduce --operations copy", "no such option '--operations'", "reduce --help'"),

@@ -73,8 +73,7 @@ def test_blocks_of_any_sizes_arrive_in_every_type(fakes: Fakes, in_place: bool) 
     assert len(done.lines("launch verify_elements")) == (0 if in_place else 2 * done.reported["segments"])
 
 
-@pytest.mark.parametrize("in_place", [False, True], ids=["out of place", "in place"])
-@pytest.mark.parametrize("registration", ["none", "buffer"])
+@pytest.mark.parametrize(("registration", "in_place"), [("none", False), ("buffer", True)])
 @pytest.mark.parametrize(
     ("title", "blocks"),
     [

@@ -27,8 +27,7 @@ _SYSTEM_WORDS = "unhandled system error"
         ("in a broadcast", 5, "operation='broadcast'"),
     ],
 )
-@pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("error_of_others", [0, _REMOTE], ids=["others wait", "others lose it"])
+@pytest.mark.parametrize(("rank", "error_of_others"), [(0, 0), (2, _REMOTE)], ids=["others wait", "others lose it"])
 def test_a_rank_that_fails_mid_collective_is_named(
     fakes: Fakes, title: str, nth: int, changes: str, rank: int, error_of_others: int
 ) -> None:
