@@ -114,6 +114,29 @@ def test_pcie_paths_share_what_their_labels_name(case: str, label: str, ratio: f
     assert ([v.kind for v in faults(run)] == [Kind.CONTENTION]) is found, case
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (Health(ecc_errors=3), Health(ecc_errors=3), "3 uncorrected ECC errors"),
+        (Health(ecc_errors=0), Health(ecc_errors=1), "1 uncorrected ECC error"),
+        (Health(ecc_errors=0, nvlink_errors=9), Health(ecc_errors=0, nvlink_errors=9), None),  # of the past
+        (Health(nvlink_errors=9), Health(nvlink_errors=11), "2 new NVLink errors"),
+        (
+            Health(ecc_errors=2, nvlink_errors=0),
+            Health(nvlink_errors=1),
+            "2 uncorrected ECC errors and 1 new NVLink error",
+        ),
+        (Health(nvlink_errors=9), Health(), None),  # unknown
+    ],
+)
+def test_a_gpu_that_counts_errors_is_no_healthy_one(before: Health, after: Health, text: str | None) -> None:
+    run = pcie({}, lambda _w, _m: 22.0)
+    rest = (Health(), Health(), Health())
+    found = faults(replace(run, health_before=(*rest[:2], before, rest[2]), health_after=(*rest[:2], after, rest[2])))
+
+    assert [(v.kind, v.members, v.text) for v in found] == ([(Kind.GPU_ERRORS, (2,), text)] if text else [])
+
+
 SPREAD = (0.97, 1.03, 1.0, 0.98, 1.02)
 
 

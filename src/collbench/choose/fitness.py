@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from collbench.choose.choice import EXCLUDED, LeftOut, Unfit, Why
 from collbench.judge.outcome import outcome
-from collbench.machine.health import BUSY_PERCENT, holds_back, only_opened
-from collbench.model.run import FlagKind, Health, Run, new_errors
-from collbench.model.units import amount, format_approximate_size
+from collbench.machine.health import BUSY_PERCENT, errors, holds_back, only_opened
+from collbench.model.run import FlagKind, Health, Run
+from collbench.model.units import format_approximate_size
 
 # A CUDA context takes 300 MB and more: less in use, and no process, means that the GPU is idle.
 _IDLE_BYTES = 256 * 2**20
@@ -108,12 +108,7 @@ def broken_pairs(run: Run) -> set[frozenset[int]]:
 
 
 def _faults(run: Run, position: int, signs: _Signs) -> list[Why]:
-    before, after = _state(run.health_before, position), _state(run.health_after, position)
-    reasons = []
-    if ecc := max(before.ecc_errors or 0, after.ecc_errors or 0):
-        reasons.append(Why(Unfit.FAULTY, f"faulty: {amount(ecc, 'uncorrected ECC error')}"))
-    if grown := new_errors(run, "nvlink_errors").get(position):
-        reasons.append(Why(Unfit.FAULTY, f"faulty: {amount(grown[1] - grown[0], 'new NVLink error')}"))
+    reasons = [Why(Unfit.FAULTY, f"faulty: {error}") for error in errors(run, position)]
     if position == signs.blamed:
         reasons.append(Why(Unfit.FAULTY, "faulty: only its pairs failed or moved wrong data"))
     return reasons

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from collbench.model.errors import CollbenchError
-from collbench.model.run import Device, Flag, FlagKind, Health
+from collbench.model.run import Device, Flag, FlagKind, Health, Run, new_errors
+from collbench.model.units import amount
 
 if TYPE_CHECKING:
     from collbench.machine.nvml import Glance
@@ -47,6 +48,15 @@ def wrong(position: int, throttle: Sequence[str], temperature: int | None, other
         yield Flag(FlagKind.HOT, where, temperature)
     if others:
         yield Flag(FlagKind.SHARED, where, others)
+
+
+def errors(run: Run, position: int) -> Iterator[str]:
+    """Yield the errors that a device counted: uncorrected ones of its memory, new ones of its NVLinks."""
+    states = (state[position] for state in (run.health_before, run.health_after) if position < len(state))
+    if ecc := max((state.ecc_errors or 0 for state in states), default=0):
+        yield amount(ecc, "uncorrected ECC error")
+    if grown := new_errors(run, "nvlink_errors").get(position):
+        yield amount(grown[1] - grown[0], "new NVLink error")
 
 
 # Thermal and power throttling lasts for seconds, and the driver renews utilisation a few times a second.

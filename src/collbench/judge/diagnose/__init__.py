@@ -9,7 +9,7 @@ from collbench.judge import references
 from collbench.judge.diagnose import links
 from collbench.judge.diagnose.collectives import collectives
 from collbench.judge.diagnose.coverage import Coverage, NotDone, coverage, missing
-from collbench.judge.diagnose.devices import degraded_slots, interference, other_processes, unsteady
+from collbench.judge.diagnose.devices import counted_errors, degraded_slots, interference, other_processes, unsteady
 from collbench.judge.diagnose.limits import failures, limits
 from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.judge.diagnose.reported import reported
@@ -34,6 +34,7 @@ _RULES: tuple[Callable[[Facts], Iterable[Verdict]], ...] = (
     reported,
     other_processes,
     interference,
+    counted_errors,
     degraded_slots,
     limits,
     links.staging,

@@ -18,6 +18,7 @@ from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_wa
 from collbench.judge.physics import most_over_pcie
 from collbench.judge.stats import MIN_TRIALS, Variance, reach, row_medians, trial_seconds
 from collbench.machine import theory
+from collbench.machine.health import errors
 from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import Theory, slot
 from collbench.model.operations import Operation, Variant, Work
@@ -122,6 +123,19 @@ def _check_noise(facts: Facts, check: InterferenceCheck) -> float:
     # A reading's error is that of a median of at least three, as an interference check's two medians are
     # (measurement/interference.py).
     return facts.readings.z * math.sqrt(2) * max(reading.error for reading in alike)
+
+
+def counted_errors(facts: Facts) -> Iterator[Verdict]:
+    """Yield the GPUs that counted uncorrected errors of their memory, or new ones of their NVLinks during the run."""
+    for position, device in enumerate(facts.run.devices):
+        if counted := [*errors(facts.run, position)]:
+            cause = Cause(
+                "failing_hardware",
+                "its memory or an NVLink is failing: reset it, and replace it if the errors return",
+                f"nvidia-smi -q -d ECC,ROW_REMAPPER{on(facts.run, (position,))}; "
+                f"nvidia-smi nvlink -e{on(facts.run, (position,))}",
+            )
+            yield Verdict(Kind.GPU_ERRORS, (position,), device.tag, " and ".join(counted), cause)
 
 
 _FEWER_LANES = "the slot has fewer lanes, the card is badly seated or on a riser, or the link trained down"
