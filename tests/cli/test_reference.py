@@ -101,6 +101,12 @@ def test_a_rate_below_one_setting_of_nvls_is_said_to_be_usual_with_the_other_at_
     assert other.startswith("allreduce at 8G on 8 GPUs (8 × H100 SXM behind NVSwitches, NVLS off), GB/s: band 351")
     for alone in ("311", "466"):  # below both, and normal
         assert len(program(*asked, alone).out.splitlines()) == 1
+    # With NVLS 64M have 0.76 of the rate of 8G: so much of 370 is 280.
+    asked = ("reference", "8 x H100", "allreduce", "--size", "64M", "--busbw")
+    assert [(program(*asked, rate).status, len(program(*asked, rate).out.splitlines())) for rate in ("310", "250")] == [
+        (1, 2),
+        (3, 1),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -242,9 +242,11 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
             f"there are figures of {listed}"
         )
     standings = {place(published, busbw) for published in found} if busbw is not None else set()
-    others = [*_of_other_nvls(kinds, found, size)] if ReferenceVerdict.BELOW in standings else []
+    others = dict(_of_other_nvls(kinds, found, size)) if ReferenceVerdict.BELOW in standings else {}
     usual = [
-        published for published in others if busbw is not None and place(published, busbw) is not ReferenceVerdict.BELOW
+        published
+        for published, growth in others.items()
+        if busbw is not None and place(published, busbw * growth) is not ReferenceVerdict.BELOW
     ]
     # Where figures of several machines fit the name, a rate is below or impossible if it is by all that judge it.
     judged = standings - {ReferenceVerdict.NOT_JUDGED}
@@ -263,16 +265,22 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
             echo_sentence(placed(published, rate))
 
 
-def _of_other_nvls(kinds: Sequence[tuple[Figure, ...]], found: Sequence[Reference], size: int) -> Iterator[Reference]:
-    """Yield, at the nearest size, what is normal with an NVLS setting of which nothing is known at this size."""
+def _of_other_nvls(
+    kinds: Sequence[tuple[Figure, ...]], found: Sequence[Reference], size: int
+) -> Iterator[tuple[Reference, float]]:
+    """Yield, at the nearest size, what is normal with an NVLS setting of which nothing is known at this size.
+
+    Each with how much faster that size is than this one, by the machine's figures with the other setting.
+    """
     from collbench.judge.references import reference_at, sizes_of
 
-    known = {(published.figure.machine, published.figure.nvls) for published in found}
-    machines = {machine for machine, nvls in known if nvls}
-    for kind in kinds:
-        setting = kind[0].machine, kind[0].nvls
-        if kind[0].nvls and kind[0].machine in machines and setting not in known:
+    known = {(published.figure.machine, published.figure.nvls): published for published in found}
+    there = {(kind[0].machine, kind[0].nvls): kind for kind in kinds if kind[0].at_least is None}
+    for (machine, nvls), kind in there.items():
+        here = next((published for (name, other), published in known.items() if name == machine and other), None)
+        if nvls and here is not None and (machine, here.figure.nvls) in there and (machine, nvls) not in known:
             nearest = min(sizes_of(kind), key=lambda other: abs(other - size))
             other = reference_at(kind, nearest)
+            same = reference_at(there[machine, here.figure.nvls], nearest)
             if other is not None and other.sources:
-                yield other
+                yield other, same.band[0] / here.band[0] if same else 1.0

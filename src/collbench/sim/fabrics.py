@@ -330,6 +330,8 @@ def _check_fault(fault: Fault, count: int, where: str) -> None:
         raise ValueError(f"{where}.devices is {list(fault.devices)}: a {fault.kind} lies between two GPUs")
     if fault.kind is FaultKind.FOREIGN_LOAD and not 1 <= len(fault.devices) <= 2:
         raise ValueError(f"{where}.devices is {list(fault.devices)}: a foreign load is on one GPU or on a link")
+    if fault.kind is FaultKind.SLOW_COLLECTIVES and len(fault.devices) == 1:
+        raise ValueError(f"{where}.devices is {list(fault.devices)}: a collective is among two GPUs or more")
     if fault.kind is FaultKind.P2P_DISABLED and fault.words and not _VARIABLE.fullmatch(fault.words):
         raise ValueError(f"{where}.words is '{fault.words}', not an NCCL variable as NAME=VALUE")
     if not fault.words.isprintable():
