@@ -92,7 +92,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("mode", "abi"), zip(WRONG, cycle(CLOCKED), strict=False))
+@pytest.mark.parametrize(("mode", "abi"), [*zip(WRONG, cycle(CLOCKED), strict=False)])
 def test_an_impossible_time_is_unknown_and_its_neighbours_are_not(mode: str, abi: int) -> None:
     calls = "".join(Made("allreduce", size).line() for size in (1, 2))
     ends = "".join(Made("allreduce", size).line() for size in (4, 5))
