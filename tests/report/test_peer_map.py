@@ -151,7 +151,7 @@ def test_the_first_lines_have_the_cause_and_what_can_be_pasted() -> None:
     assert lines[1].startswith("cause     IOMMU (consistent; GPU0→GPU1, GPU1→GPU0): ")
     assert lines[2] == "meanwhile export NCCL_P2P_DISABLE=1"
     lines = text(page(HANGING.map, ())).split("\n")
-    assert lines[1].startswith("cause     not known: ")
+    assert lines[1].startswith("cause     not seen: ")
     assert lines[2] == "meanwhile export NCCL_P2P_DISABLE=1"
 
 

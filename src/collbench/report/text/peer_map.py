@@ -153,7 +153,7 @@ def _to_do(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
     if cause is not None:
         yield _reason(cause, peer_map)
     elif any(link.state in _WRONG for link in peer_map.links):
-        yield "cause     not known: nothing that was read of this machine is known to have this effect"
+        yield "cause     not seen: ACS, IOMMU, BAR1, driver and variables, where they could be read, do not explain it"
     if cause is None or not cause.command:
         yield from meanwhile
     if cause is not None:
