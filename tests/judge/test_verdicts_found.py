@@ -50,3 +50,11 @@ def test_a_fault_is_found_at_its_place(kind: str) -> None:
 def test_a_healthy_machine_contradicts_nothing(name: str) -> None:
     found = judge(simulate(healthy(name), INSPECTION, 12))
     assert [verdict for verdict in found if verdict.severity is Severity.CONTRADICTION] == []
+
+
+def test_a_variable_that_slows_several_pairs_is_one_verdict() -> None:
+    """Commands that check it on one pair and on another are not two causes."""
+    fabric = healthy("pcie-4-two-bridges")
+    disabled = replace(fabric, faults=(fabrics.Fault(fabrics.FaultKind.P2P_DISABLED),))
+    (found,) = judge(simulate(disabled, INSPECTION, 13))
+    assert found.cause.name == "NCCL_P2P_DISABLE"

@@ -20,8 +20,9 @@ def _measure(fakes: Fakes, tmp_path: Path, **settings: object) -> tuple[Outcome,
     """Copy between two GPUs; their health is read before the first trial, and then by the watch."""
     arguments = ("pairs", "--backend", "cuda", "--sizes", "1K", "-v", "-o", "run.json")
     done = on_gpus(fakes, arguments, gpus=2, ill_from=2, **settings)
-    others = "another process was on GPU" in done.stdout.splitlines()[0]
-    assert done.code == (3 if others else 0), done.stderr
+    first = done.stdout.splitlines()[0]
+    wrong = "another process was on GPU" in first or first.startswith("GPU_ERRORS")
+    assert done.code == (3 if wrong else 0), done.stderr
     return done, json.loads((tmp_path / "run.json").read_text())
 
 
@@ -54,6 +55,7 @@ def test_gpu_errors_during_a_run_are_reported_with_their_gpu(fakes: Fakes, tmp_p
     done, run = _measure(fakes, tmp_path, ecc="0,1=2", nvlink_errors="0,0=5")
 
     assert [state["ecc_errors"] for state in run["health_before"] + run["health_after"]] == [0, 0, 0, 2]
+    assert "GPU_ERRORS GPU0: 5 new NVLink errors" in done.stdout
     assert "2 new ECC errors on GPU1" in done.stdout
     assert "5 new NVLink errors on GPU0" in done.stdout
     assert _flags(run) == set()

@@ -9,7 +9,7 @@ from typing import Any
 
 from collbench.judge.diagnose.elements import Element, blamed, ports_of
 from collbench.judge.diagnose.readings import Facts, Reading
-from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, on
+from collbench.judge.diagnose.verdict import NEW_ERRORS, Cause, Kind, Link, Verdict, both_ways, directed_links, on
 from collbench.judge.outcome import flagged_trials
 from collbench.machine.health import BUSY_PERCENT, holds_back, only_opened
 from collbench.model.run import FlagKind, Health, Run, at_the_ends, new_errors, tags
@@ -65,7 +65,7 @@ def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
         for position, (first, last) in new_errors(run, counter).items():
             text = f"{last - first} new {name} on {run.devices[position].tag}"
             fix = f"nvidia-smi nvlink -e{on(run, (position,))}"
-            causes.setdefault(position, Cause("new_errors", text, fix, (position,), seen=True))
+            causes.setdefault(position, Cause(NEW_ERRORS, text, fix, (position,), seen=True))
     idle = idle_among(facts, shared.keys())
     shared = {position: seen for position, seen in shared.items() if position not in idle}
     return UnhealthyDevices(causes, shared)

@@ -193,6 +193,7 @@ def explained(found: Sequence[Verdict]) -> list[Verdict]:
     return standing
 
 
+NEW_ERRORS = "new_errors"  # the cause of what is slow on a device that counted errors meanwhile
 # What one cause that was seen on some devices slows, whatever their labels, links and kinds of work.
 _SLOWED = (Kind.NV_NOT_USED, Kind.NV_DEGRADED, *_RATES)
 
@@ -203,8 +204,9 @@ def _of_device(verdict: Verdict) -> bool:
 
 
 def _by_one_cause(one: Verdict, other: Verdict) -> bool:
-    """Return whether both are slow by one cause that was seen."""
-    return one.cause.seen and one.cause == other.cause and {one.kind, other.kind} <= {*_SLOWED}
+    """Return whether both are slow by one cause that was seen, whichever links a command would check it on."""
+    causes = (replace(verdict.cause, fix="") for verdict in (one, other))
+    return one.cause.seen and len({*causes}) == 1 and {one.kind, other.kind} <= {*_SLOWED}
 
 
 def _covers(strong: Verdict, weak: Verdict) -> bool:
@@ -214,6 +216,8 @@ def _covers(strong: Verdict, weak: Verdict) -> bool:
     and it is about the device with that cause, or about all that the other is about; or by kind, on all of its links,
     if no cause was seen for it.
     """
+    if weak.kind is Kind.GPU_ERRORS:
+        return strong.cause.name == NEW_ERRORS and strong.cause.devices == weak.members
     collective = any(work.operation.is_collective for work in weak.works)  # which is as slow as the slower direction
     if weak.works and not collective and any(work.operation.is_collective for work in strong.works):
         return False  # what slows NCCL slows no copies
@@ -226,9 +230,8 @@ def _covers(strong: Verdict, weak: Verdict) -> bool:
         return True
     if _by_one_cause(strong, weak) and (_of_device(strong) or {*weak.members} <= {*strong.members}):
         return True
-    if weak.kind not in _EXPLAINS.get(strong.kind, ()) or not weak.links:
-        return False
-    return weak.links <= both_ways(strong.links) and not (sure and strong.kind is Kind.CONTENTION)
+    by_kind = weak.kind in _EXPLAINS.get(strong.kind, ()) and not (sure and strong.kind is Kind.CONTENTION)
+    return by_kind and bool(weak.links) and weak.links <= both_ways(strong.links)
 
 
 # Words that several rules use: names of works and devices, and parts of the shell commands that check a cause.
