@@ -263,6 +263,8 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
             return
         for published, rate in rates.items():
             echo_sentence(placed(published, rate))
+        if judged == {ReferenceVerdict.BELOW} and not unknown:
+            echo("next      'collbench check' on that machine: what is slow, and why")
 
 
 def _of_other_nvls(
