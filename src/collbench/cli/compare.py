@@ -272,17 +272,19 @@ def _of_other_nvls(
 ) -> Iterator[tuple[Reference, float]]:
     """Yield, at the nearest size, what is normal with an NVLS setting of which nothing is known at this size.
 
-    Each with how much faster that size is than this one, by the machine's figures with the other setting.
+    Each with how many times as fast as this size that one is, by the machine's figures with the known setting.
     """
     from collbench.judge.references import reference_at, sizes_of
 
-    known = {(published.figure.machine, published.figure.nvls): published for published in found}
-    there = {(kind[0].machine, kind[0].nvls): kind for kind in kinds if kind[0].at_least is None}
-    for (machine, nvls), kind in there.items():
-        here = next((published for (name, other), published in known.items() if name == machine and other), None)
-        if nvls and here is not None and (machine, here.figure.nvls) in there and (machine, nvls) not in known:
-            nearest = min(sizes_of(kind), key=lambda other: abs(other - size))
-            other = reference_at(kind, nearest)
-            same = reference_at(there[machine, here.figure.nvls], nearest)
-            if other is not None and other.sources:
-                yield other, same.band[0] / here.band[0] if same else 1.0
+    curves = {(kind[0].machine, kind[0].nvls): kind for kind in kinds if kind[0].nvls and kind[0].at_least is None}
+    known = {(published.figure.machine, published.figure.nvls) for published in found}
+    here = {published.figure.machine: (nvls, published) for published in found if (nvls := published.figure.nvls)}
+    for (machine, nvls), kind in curves.items():
+        if machine not in here or (machine, nvls) in known:
+            continue
+        setting, published = here[machine]
+        nearest = min(sizes_of(kind), key=lambda measured: abs(measured - size))
+        there = reference_at(kind, nearest)
+        same = reference_at(curves.get((machine, setting), ()), nearest)
+        if there is not None and there.sources:
+            yield there, same.band[0] / published.band[0] if same else 1.0
