@@ -9,7 +9,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.NOTPARALLEL:  # two pips in one environment trip over each other; ninja is parallel by itself
+.NOTPARALLEL:  # two pips in one environment conflict; ninja runs in parallel by itself
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -24,10 +24,10 @@ EVERYTHING := [test,dev]
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable chrome
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
 
-# Build tools first, then the project without build isolation: only so do the pins hold for the build, too. The pip that
-# comes with Python 3.11 takes 10 to 20 s longer than the pinned one. While pip installs, the extension is compiled; who
-# needs it depends on `build`, which waits for that, or says what is wrong. With --no-compile pip writes no bytecode: for
-# checks it would be half a minute of one core, and they load a quarter of those modules.
+# Installs the build tools first, then the project without build isolation, so that the pins hold for the build. The pip
+# that comes with Python 3.11 takes 10 to 20 s longer than the pinned one. The extension is compiled meanwhile; targets
+# that need it depend on `build`, which waits for it or says what is wrong. With --no-compile pip writes no bytecode,
+# which takes one core half a minute: checks load a quarter of those modules.
 define install
 @echo "installing collbench$(1) in $(VENV)"
 @set -o pipefail; pip() { $(BIN)/python -m pip --disable-pip-version-check install $(2) --constraint constraints.txt "$$@" | \
@@ -49,8 +49,9 @@ pairs: $(INSTALLED) build  ## install, then measure every pair of this machine's
 test: $(INSTALLED)-test bytecode $(INSTALLED)-browser  ## install, then run every test that needs no GPU
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --ignore=tests/gpu --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
-# Tests start hundreds of processes: images that forbid bytecode would let each compile all our modules. The large packages
-# are compiled by one process, before several load them at once; so are, in a fresh clone, the tests, beside it.
+# Tests start hundreds of processes, which would each compile all our modules in an image that forbids bytecode. One
+# process compiles the large packages before several load them at once; in a fresh clone a second one compiles the
+# tests.
 bytecode: $(INSTALLED)-test build
 	@export PYTHONDONTWRITEBYTECODE=; [ -d tests/cli/__pycache__ ] || \
 	    $(BIN)/python -m pytest --ignore=tests/gpu --collect-only -qq >/dev/null 2>&1 & \
@@ -62,8 +63,8 @@ test-gpu:  ## run tests/gpu where GPUs are; installs nothing and needs no networ
 	    "--no-build-isolation --no-deps --no-index .' first, or name another interpreter with PYTHON=" >&2; exit 1; }
 	$(GPU_PYTHON) -m pytest tests/gpu $(if $(PART),--part $(PART)) $(ARGS)
 
-# A copy of the sources for each sanitizer, because extensions lie beside them. Its library must be loaded first, by what
-# pytest starts too, and with it libstdc++, which Python lacks: ASan looks for it once. Python itself leaks.
+# Each sanitizer has a copy of the sources, because extensions lie beside them. Its library is loaded first, also in
+# pytest's child processes, with libstdc++, which Python lacks and ASan looks for only once. Python itself leaks.
 THREADED := $(addprefix tests/native/test_,lost_ranks.py worlds.py single_launches.py copying.py collecting.py)
 ADDRESSED := $(addprefix tests/native/test_,lost_ranks.py patterns.py registration.py recorder.py chasing.py host_nodes.py)
 # These start the plugin's host without the library, or look at the plugin's own libraries.
@@ -100,15 +101,15 @@ lint: $(INSTALLED)-dev
 types: $(INSTALLED)-dev
 	$(BIN)/mypy --num-workers 2
 
-# Also with two workers mypy leaves one of two cores idle for most of half a minute.
+# Even with two workers mypy leaves one of two cores idle for most of half a minute.
 types-and-bytecode: $(INSTALLED)-dev build
 	@$(MAKE) --no-print-directory bytecode & $(MAKE) --no-print-directory types && wait $$!
 
 build: $(INSTALLED)  ## compile what changed of the extension
 	@$(BIN)/python setup.py --quiet build_ext --inplace
 
-# Strict: a dead link, an unknown heading or a page that is not in the navigation ends it; docs/site_pages.py sees to the
-# rest. The variable silences a notice on what follows MkDocs.
+# Strict: a dead link, an unknown heading or a page outside the navigation is an error; docs/site_pages.py prepares the
+# pages. The variable silences a notice about MkDocs' successor.
 docs: $(INSTALLED)-dev build  ## build the documents into build/site, with their links checked
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
@@ -120,8 +121,8 @@ format: $(INSTALLED)-dev  ## format all sources
 ptx: $(INSTALLED)-test  ## make the shipped PTX again, after a change of csrc/kernels.cu
 	$(BIN)/python csrc/ptx.py csrc/kernels.cu $(PTX)
 
-# One environment for each Python, with the pinned build tools: their headers and tags differ. Of what an older build left
-# in build/ only compiled objects are used again: setuptools would pack files that are gone from src/.
+# Each Python has an environment with the pinned build tools, because headers and tags differ. An older build's objects
+# are used again, but not its build/lib.*: setuptools would pack files that are gone from src/.
 HAS_HEADERS := import ensurepip, os, sys, sysconfig, venv; \
     sys.exit(sys.version_info < (3, 11) or not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
 wheel: $(BIN)/python  ## build a manylinux wheel into dist/ for each supported Python that is found

@@ -1,4 +1,4 @@
-"""Build `collbench._native` and the NCCL profiler plugin with ninja; CXX, CXXFLAGS and LDFLAGS are obeyed.
+"""Build `collbench._native` and the NCCL profiler plugin with ninja; CXX, CXXFLAGS and LDFLAGS apply.
 
 Nothing runs at import.
 """
@@ -25,7 +25,7 @@ LITTLE_OPTIMIZED = "csrc/bindings.cpp"
 
 def extension_graph(sources: Sequence[str], output: Path, link_flags: str = "") -> str:
     """Return the ninja file that compiles each source and links them to `output`; the compiler lists the headers."""
-    import pybind11  # not at the top: metadata alone is read without it
+    import pybind11  # not at the top: reading the metadata needs no pybind11
 
     compiler = os.environ.get("CXX", "c++")
     folders = (sysconfig.get_path("include"), sysconfig.get_path("platinclude"), pybind11.get_include())
@@ -50,7 +50,7 @@ build {output}: link {" ".join(map(str, objects.values()))}
 
 def run_ninja(folder: Path, graph: str) -> bool:
     """Bring a graph's outputs, which lie in `folder`, up to date. Return whether it worked."""
-    import ninja  # not at the top: metadata alone is read without it
+    import ninja  # not at the top: reading the metadata needs no ninja
 
     folder.mkdir(parents=True, exist_ok=True)
     build_file = folder / "build.ninja"
@@ -62,7 +62,7 @@ class NinjaBuild(build_ext):  # type: ignore[misc]  # setuptools ships no types
     """Compiles in folders that outlive pip's temporary ones, so that only what changed is compiled again."""
 
     def run(self) -> None:
-        """Build; one process at a time: what make began while pip installs may not have ended."""
+        """Build, one process at a time: the build that make began while pip installed may still run."""
         Path("build").mkdir(exist_ok=True)
         with Path("build", "lock").open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -82,7 +82,7 @@ class NinjaBuild(build_ext):  # type: ignore[misc]  # setuptools ships no types
         self.copy_file(str(linked), str(output))
 
     def get_ext_filename(self, name: str) -> str:
-        """Return a file name without Python's ABI for the plugin, which has nothing of Python."""
+        """Return a file name without Python's ABI for the plugin, which does not use Python."""
         plain = name.rpartition(".")[2] == PLUGIN.rpartition(".")[2]
         return f"{name.replace('.', '/')}.so" if plain else str(super().get_ext_filename(name))
 

@@ -6,8 +6,9 @@
 A machine is a random PCIe tree: switches below roots below sockets, with a GPU model, and with facts that look like
 causes and are none: a container, a list of visible GPUs, GPUs that a container was not given, an IOMMU that translates,
 a redirecting bridge, a small BAR1, a slot of eight lanes, a PCIe generation that was read at rest, registers that only
-root may read, a patched driver that works. N of them are healthy, N have each fault, and N each two that leave links to
-each other. What a fault does to links is written here, apart from the table that names causes, by what people report:
+root may read, a patched driver that works. N of them are healthy, N have each fault, and N have each two faults that
+leave links to each other. What a fault does to links is written here, apart from the table that names causes, by what
+people report:
 
 - A driver that is patched for P2P over PCIe maps the whole memory into BAR1. Without Resizable BAR, or on one GPU for
   which the firmware found no room, it still offers P2P, and what is sent to or from that GPU's memory hangs, is wrong,
@@ -219,11 +220,11 @@ def drawn(rng: random.Random) -> Machine:
         machine.slots[rng.randrange(len(places))] = 8
     if rng.random() < 0.2:
         machine.at_rest.add(rng.randrange(len(places)))
-    if machine.model != GEFORCE:  # a patched driver would not work so
+    if machine.model != GEFORCE:  # a patched driver would not work with these
         machine.small_bar1 = set(range(len(places))) if rng.random() < 0.2 else set()
         machine.translated = rng.random() < 0.2
     machine.unreadable = rng.random() < 0.3
-    if len(places) > 2 and rng.random() < 0.1:  # of two GPUs it is on their only way
+    if len(places) > 2 and rng.random() < 0.1:  # two GPUs have no other way
         machine.redirecting[rng.randrange(len(places))].add("0000:40:01.1")
     if rng.random() < 0.3:
         machine.container, machine.shared_memory = "docker", rng.choice((GIB // 16, 64 * GIB))
@@ -286,7 +287,7 @@ def _model(machine: Machine) -> bool:
 
 
 def _chipset(machine: Machine) -> bool:
-    if len(machine.far) == len(machine.links):  # of GeForce cards alone it would be their model
+    if len(machine.far) == len(machine.links):  # the cause would be their model if all were GeForce cards
         machine.model = machine.random.choice(MODELS)
     return machine.show(machine.far, "none", status=machine.random.choice((PeerStatus.CNS, PeerStatus.TNS)))
 
@@ -306,7 +307,7 @@ def _virtual(machine: Machine) -> bool:
 def _small_shm(machine: Machine) -> bool:
     """Where every link has P2P, some are too far for NCCL, or the driver offers none."""
     if "refused" in machine.shown.values() or "NCCL_SHM_DISABLE" in machine.variables:
-        return False  # NCCL does not come so far
+        return False  # NCCL does not get that far
     if not any(machine.way(link).startswith("SHM") for link in machine.links) and not _distance(machine):
         if machine.shown:
             return False
@@ -390,14 +391,14 @@ def refused(machine: Machine, hides: Sequence[str]) -> list[str]:
     return []
 
 
-# Two at once contradict each other, or one alone explains what the other would.
+# Two faults that contradict each other, or of which one alone explains what the other would.
 _ONE_OF = (
     ("BAR1", "GPU model"),
     ("BAR1", "driver setting"),
     ("BAR1", "virtual machine"),
     ("NCCL's distance", "NCCL variable"),
 )
-_TRIES = 100  # a random machine has room for a fault in every fourth
+_TRIES = 100  # every fourth random machine has room for a fault
 
 
 def named(machine: Machine) -> list[str]:

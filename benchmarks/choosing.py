@@ -44,8 +44,8 @@ from collbench.model.run import Run
 _LAUNCH_S = 9e-6  # of a collective, as judging/measured.py has it
 _MAX_SLOW = 3
 _SIGMAS, _BETWEEN = (0.001, 0.03), 0.002  # of a trial in boxes.py, and from run to run
-# What all-reduces of 64 MiB and more on three and four ranks, and on more, reach of those on two: the least and the
-# most of published machines, of which none has a mesh (docs/method/choosing.md 3).
+# All-reduce bandwidth from 64 MiB on, as a share of that on two ranks: least and most on published machines, none with
+# a mesh, on three and four ranks, then on more (docs/method/choosing.md 3).
 _OF_PAIRS = {
     "switch": ((1.06, 1.24), (0.92, 1.56)),
     "links": ((1.06, 1.24), (0.92, 1.24)),
@@ -106,7 +106,7 @@ def _other_way(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A machine, what is slow in it, how its NCCL does, what that reaches on a set and over what, and its noise."""
+    """A machine, what is slow in it, how its NCCL works, what NCCL reaches on a set and over what, and the noise."""
 
     made: Made
     slow: str
@@ -192,7 +192,7 @@ def choices_until(end: float, seed: int, place: tuple[str, int]) -> list[Chosen]
 
 
 def _of_pairs(made: Made, k: int, rng: np.random.Generator) -> dict[str, float]:
-    """Return what k ranks of a machine reach of what its pairs do; over direct links no more than copies do."""
+    """Return k ranks' bandwidth as a share of a pair's; over direct links at most that of copies."""
     if k == 2:
         return dict.fromkeys(_OF_PAIRS, 1.0)
     shares = {what: float(np.exp(rng.uniform(*np.log(ends[k > 4])))) for what, ends in _OF_PAIRS.items()}
@@ -236,7 +236,7 @@ def line(family: str, found: Sequence[Chosen]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--machines", type=int, default=100, metavar="N", help="machines of each family")
-    parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="begin no machine after so many")
+    parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="start no machine after so many")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--family", nargs="+", choices=(*FAMILIES, *boxes.FAMILIES), default=list(FAMILIES))

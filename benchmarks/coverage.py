@@ -5,9 +5,9 @@
 
 Each run is `collbench pairs` on two GPUs: 14 sizes, copies and collectives. Machines and noises come from
 judging/machines.py and judging/measured.py, a model of its own; plan, stopping rule and intervals are collbench's. The
-bar of normal noise is 93 to 97% at each number of trials at which 1% of the data points ended, beyond three standard
-errors; of other noises 90%, so too. Exits 1 where it is missed. FILE gets a line for each number of trials.
-`--factors` computes the table in collbench.judge.stats again.
+bar for normal noise is 93 to 97%, for other noises 90%, give or take three standard errors, at each number of trials at
+which 1% of the data points ended. Exits 1 where it is missed. FILE gets a line for each number of trials. `--factors`
+computes the table in collbench.judge.stats again.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ MODELS: dict[str, tuple[Callable[[float, np.random.Generator], Noise], tuple[flo
 LOW, HIGH, MIN_OF_OTHERS = 93.0, 97.0, 90.0
 SHARE = 0.01  # of the data points: rarer numbers of trials have no bar
 SYMMETRIC = (Noise, Correlated, OfTheRun, Unequal, HeavyTails)
-DRAWS = 1_000_000  # from which the true median of a trial comes for the others
+DRAWS = 1_000_000  # which give the true median of a trial for all other noises
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Of the data points of one noise that ended after so many trials: how many, and how many intervals are right."""
+    """The data points of one noise that ended after so many trials: how many, and how many intervals are right."""
 
     noise: str
     sigma: float
@@ -126,7 +126,7 @@ class Known(MadeBackend):
 
 
 def ended(noise: str, sigma: float, seed: int, number: int) -> list[tuple[int, bool, float]]:
-    """Measure one machine; return of each data point its trials, whether its interval is right, and its half."""
+    """Measure one machine; return each data point's trials, whether its interval is right, and half the interval."""
     model = MODELS[noise][0]
     rng = np.random.default_rng((seed, list(MODELS).index(noise), round(sigma * 1e5), number))
     backends: list[Known] = []

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""How long the calls last that open GPUs: driver, NVML and NCCL's library, each number of GPUs in processes of its own.
+"""Times the calls that open GPUs: driver, NVML and NCCL's library, each number of GPUs in processes of its own.
 
     python benchmarks/driver_calls.py [--gpus 2,3,4] [--repeats N]
 
 The calls are those of collbench's worker, in its order: contexts and modules of all GPUs at once, peer access of one
-pair after the other. They are called through ctypes, so that none of collbench's code is timed. What it prints are the
-WAITS of map_time.py: seconds of one call, and of all of them.
+pair after the other. They are called through ctypes, so that none of collbench's code is timed. It prints the WAITS of
+map_time.py: seconds of one call, and of all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def called(function: Any, *arguments: object) -> None:
 
 
 def seconds_of_calls(gpus: int) -> dict[str, list[float]]:
-    """Open so many GPUs in this process; return the seconds of each call, and of those that run at once, together."""
+    """Open so many GPUs in this process; return the seconds of each call, and of all that run at once together."""
     from collbench.machine.nccl import find_nccl
     from collbench.measurement.backends.cuda import shipped_ptx
 

@@ -8,8 +8,8 @@ Twenty comparisons are of steps of which only the network's size is known: twelv
 and ViT-B/16 by DDP and FSDP2, with 4 and 32 samples per GPU), four of a second, and four ablations. Fourteen are of
 recorded jobs, nine on H200 and five on H100: `measure` writes to FOLDER the curves of three collectives with P2P and
 without (curves-ARM-OPERATION.json), for each job of recorded_job.py the record of `collbench record --gpu-times` with
-P2P (JOB-job.json), and each rank's median step in both arms (JOB-ARM-RANK.json). Nothing that was measured without P2P
-but the links goes into a prediction. `before` are the figures of the code that this one replaced.
+P2P (JOB-job.json), and each rank's median step in both arms (JOB-ARM-RANK.json). Of what was measured without P2P, only
+the links go into a prediction. `before` are the predictions of an older version of the code.
 
 The JSON has the figures in ms: "rows": [{"set", "job", "gpu_bound", "measured_ms", "least_ms", "predicted_ms",
 "most_ms", "before_ms"}], and "mean_errors_ms".
@@ -93,7 +93,7 @@ def _step(network: str, strategy: str) -> Step:
 
 
 def timed_steps(title: str, pairs: Sequence[Pair], curves: Path) -> Iterator[Row]:
-    """Yield the jobs of training.sh's parts `steps` and `bound`, but those that exchange nothing."""
+    """Yield the jobs of training.sh's parts `steps` and `bound`, except those that exchange nothing."""
     arms = [_links(curves, f"curves-2-{arm}-{{operation}}.json") for arm in ARMS]
     for pair in pairs:
         model, strategy, batch = (pair.fast.get(name, "gpt2") for name in ("model", "strategy", "batch"))

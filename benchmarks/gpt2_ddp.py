@@ -111,7 +111,7 @@ def check(options: argparse.Namespace, process: RankProcess, held_out: Tensor) -
     if min(options.batch, options.steps, options.sequence) < 1 or min(options.warmup, options.profile) < 0:
         raise JobError("--batch, --sequence and --steps are 1 or more, --warmup and --profile 0 or more")
     if options.profile and process.device.type != "cuda":
-        raise JobError("--profile shows what a GPU works: without one leave it out")
+        raise JobError("--profile times a GPU's kernels: without a GPU leave it out")
     if not options.sequence < min(1025, len(held_out)):
         raise JobError(f"--sequence {options.sequence} is more than GPT-2's 1024 positions")
     if options.profile_buckets and options.strategy not in {"ddp", "fsdp"}:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How well published figures foretell each other, and the runs that were kept below benchmarks/results.
+"""How well published figures predict each other, and the runs that were kept below benchmarks/results.
 
     python benchmarks/held_out.py [--results DIR]
 

@@ -5,10 +5,10 @@
     python benchmarks/map_time.py --expect 8 FILE
 
 On this machine's GPUs; with --fakes on the simulated libraries of tests/native, on which calls and copies last in real
-time as long as on H100 (WAITS). Both pages are printed as far as their answer, so that nothing else than a sound
-machine is timed. With --without, each `check` is followed by one that makes no map. With --steps, a table says how long
-the steps of the map last, and a line of JSON for each run is appended to FILE. --expect says from such a file how long
-they would last on more GPUs: at most, if nothing grows faster than the number of links, by a line through all runs.
+time as long as on H100 (WAITS). Both pages are printed as far as their answer, so that only sound machines are timed.
+With --without, each `check` is followed by one that makes no map. With --steps, a table says how long the steps of the
+map last, and a line of JSON for each run is appended to FILE. --expect estimates from such a file how long they last on
+more GPUs: by a line through all runs, and at most, if nothing grows faster than the number of links.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from statistics import linear_regression, median
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-# Seconds of one call: two H100, driver 580.159.04 [benchmarks/results/2026-11-24-2xh100-startup]. NCCL and nvidia-smi
-# take so long on two, and by guess three times as long on eight.
+# Seconds of one call: two H100, driver 580.159.04 [benchmarks/results/2026-11-24-2xh100-startup]. The times of NCCL and
+# nvidia-smi are those on two GPUs; we guess three times as long on eight.
 WAITS = {
     "cuInit": 0.25,
     "cuDevicePrimaryCtxRetain": 0.2,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How often `collbench check` calls a healthy simulated machine defective whose measurements are noisy (sim).
+"""How often `collbench check` calls a healthy simulated machine with noisy measurements defective (sim).
 
     python benchmarks/noise.py [--fabric hgx-h200] [--first SEED]
 

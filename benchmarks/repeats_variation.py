@@ -5,10 +5,10 @@
 
 The repeats are those of compare_repeats.py. First table: for each kind of work and class of sizes, the variance of a
 data point's level from run to run, less that of its trials, as a latency (the variance of the time) and as a ratio;
-and of four GPUs, how much of it all links share. Second table: how far the levels of whole machines with as many GPUs
-of a model lie from each other, beside how far runs of one machine do. Third table: of all couples of repeats, how
-many comparisons have any interval (simultaneous, 99%) that excludes 1, and how many single 95% intervals do: with
-trials alone, with the default, and with all other repeats as history.
+and on four GPUs, how much of it all links share. Second table: how far apart the levels of machines with as many GPUs
+of one model lie, beside those of one machine's runs. Third table: over all couples of repeats, how many comparisons
+have any interval (simultaneous, 99%) that excludes 1, and how many single 95% intervals do: with trials alone, with the
+default, and with all other repeats as history.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/steps_sim.py --seeds 10 --crossings > benchmarks/results/…/steps.json
 
 Each job of tests/jobs/scenarios.py is played to the NCCL profiler plugin by tests/native/recorded_host.cpp, on a
-virtual clock, and merged as `collbench record` does. A line a scenario says how often the step was right, not claimed,
-or wrong.
+virtual clock, and merged as `collbench record` does. One line per scenario says how often the step was right, not
+claimed, or wrong.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ void bind_errors(py::module_& module) {
   register_error<CudaError>(module, "CudaError");
   register_error<NcclError>(module, "NcclError");
   PyObject* hang = register_error<HangError>(module, "HangError");
-  register_error<LateError>(module, "LateError", hang);  // after it: the last one that is registered is tried first
+  register_error<LateError>(module, "LateError", hang);  // after it: the last registered one is tried first
   register_error<PolicyError>(module, "PolicyError");
   register_error<DataError>(module, "DataError");
 }

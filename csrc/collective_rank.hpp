@@ -31,8 +31,8 @@ void queue_collective(Gpus& gpus, const Nccl& nccl, const CollectiveRound& round
 // where they live in several processes, which no blocking kernel spans.
 void queue_barrier(Gpus& gpus, const Nccl& nccl, const LocalRank& local, double deadline_seconds);
 
-// Queues the writing of contributions to the first `slots` messages that the rank sends from; other ones for each slot
-// and each `seed`, which is the same on all ranks.
+// Queues the writing of contributions to the first `slots` messages that the rank sends from; they differ by slot and
+// by `seed`, which is the same on all ranks.
 void queue_fill(const CollectiveRound& round, const LocalRank& local, unsigned slots, std::uint64_t seed);
 // Queues the poisoning of the first `slots` messages that the rank receives: it makes every byte wrong. In place it
 // comes before the filling.

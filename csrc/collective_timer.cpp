@@ -170,7 +170,7 @@ void CollectiveTimer::time_batch(int batch) {
   std::vector<double> seconds(ranks_.size(), 0), waits(ranks_.size(), 0);
   std::vector<Report> reports(ranks_.size(), Report{});
   const bool distributed = session_.communicators.distributed();
-  // Before every batch: it must not deliver what an earlier one did, and all batches must find the caches alike.
+  // Before every batch: it must not deliver what an earlier one did, and must find the caches as all others do.
   const bool fills = checks_batches() || batch == -round_.warmup;
   if (fills) seed_ = session_.next_seed();
   CommonStart start(session_.gpus, ranks_.size());
@@ -226,7 +226,7 @@ void CollectiveTimer::check_data(const std::vector<Report>& reports) {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const Report& all = reports[i];
     if (all.wrong == 0) continue;
-    // Verifies the first wrong element again, on its own: only then do `expected` and `found` belong to it.
+    // Verifies the first wrong element again, on its own, so that `expected` and `found` belong to it.
     const std::uint64_t stride = ranks_[i].captured->slots.stride, offset = all.first % stride;
     const auto slot = static_cast<unsigned>(all.first / stride);
     Gpu& gpu = *ranks_[i].gpu;

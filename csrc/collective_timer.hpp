@@ -24,8 +24,8 @@ class CollectiveTimer {
     for (const LocalRank& rank : ranks) positions.push_back(rank.communicator.position);
     session_.gpus.threads().run(positions, work);
   }
-  // On the rank's thread: queues iterations [from, to) of the collective, or what ranks of several processes start
-  // from; waits for all work on the rank's stream.
+  // On the rank's thread: queues iterations [from, to) of the collective, or the barrier from which ranks of several
+  // processes start; waits for all work on the rank's stream.
   void queue(const LocalRank& rank, int from, int to) const;
   void queue_barrier_between_processes(const LocalRank& rank) const;
   void wait(const LocalRank& rank) const;

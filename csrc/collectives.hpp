@@ -73,11 +73,12 @@ class Collectives {
 
   // Makes the groups' communicators, see Communicators::prepare.
   void prepare(const std::vector<Group>& groups);
-  // What arrives is verified on the GPU, outside the timed region: what every batch leaves in its slots, unless it
-  // works in place on messages that share a slot; and where they do, one collective before the batches. Before each of
-  // these the ranks get data that they did not send before [docs/method/collectives.md 4]. Throws DataError, CudaError,
-  // NcclError, HangError. After any but a DataError the round's communicators are aborted, and streams or threads may
-  // be stuck: the process has to end. Ranks of several processes call this for the same rounds, in the same order.
+  // What arrives is verified on the GPU, outside the timed region: what every batch leaves in its slots, except that of
+  // in-place messages that share a slot; where messages share one, also one collective before the batches. Before each
+  // verification the ranks get data that they did not send before [docs/method/collectives.md 4]. Throws DataError,
+  // CudaError, NcclError, HangError. After any error but DataError the round's communicators are aborted, and streams
+  // or threads may be stuck: the process must end. Ranks of several processes call this for the same rounds, in one
+  // order.
   CollectiveTimes time(const CollectiveRound& round);
   // Drops graphs, registrations and communicators.
   void close();

@@ -13,7 +13,7 @@ namespace {
 // With the two waking copies and the verification, 32 operations behind the blocking kernel [method/measuring.md 6].
 constexpr int kMaxIterations = 29;
 // Copies before the start event, because an engine's first copy starts late [method/measuring.md 7]. Two, because the
-// source's engine sends what the destination issues, and the first copy does not wake that one in time [2 × H200].
+// source's engine sends what the destination issues, and the first copy does not wake that engine in time [2 × H200].
 constexpr int kEngineWakingCopies = 2;
 constexpr std::uint64_t kEngineWakingBytes = 16;
 // Larger staged batches start without a blocking kernel [method/measuring.md 10]. The sample p2pBandwidthLatencyTest
@@ -91,7 +91,7 @@ Transfer make_transfer(Gpus& gpus, const CopyRound& round, const Link& link) {
   transfer.verifier = &gpus[to_host ? link.first : link.second];
   if (!is_host(far) && far != issuer.position)
     transfer.staged = !gpus.peer_access()[static_cast<std::size_t>(issuer.position)][static_cast<std::size_t>(far)];
-  // Staged, this link would be timed under a name that promises more.
+  // If it were staged, the link would be timed under a name that promises peer access.
   const auto refusal = gpus.peer_refusals().find({issuer.position, far});
   if (refusal != gpus.peer_refusals().end()) {
     CudaError error(refusal->second);
@@ -189,7 +189,7 @@ class CopyTimer {
       if (batch == -round_.warmup) wake_links();
       BlockingKernel blocking(gpus_);
       queue(slots, blocking);
-      for (const TransferSet& set : sets_)  // or one transfer would start while another's memory is still poisoned
+      for (const TransferSet& set : sets_)  // or one transfer would start while another's memory is being poisoned
         for (const Gpu* verifier : set.verifiers) verifier->wait(verifier->poisoned, round_.deadline);
       blocking.unblock();
       await_end();
@@ -231,7 +231,7 @@ class CopyTimer {
     return covered;
   }
 
-  // The issuer of the transfer that lasted shortest, null where none ended before the timed copies of a group's first.
+  // The issuer of the shortest transfer, null where none ended before the timed copies of a group's first transfer.
   const Gpu* ended_before(const Transfer& timed) const {
     const Gpu* first = nullptr;
     double shortest = elapsed_seconds(timed.stream->start, timed.stream->end);
@@ -245,7 +245,7 @@ class CopyTimer {
     return first;
   }
 
-  // The event after all messages of a transfer of a covered round: a first one's `end` is in their middle.
+  // The event after all messages of a transfer of a covered round; the first transfer's `end` is in their middle.
   static const Event& all_copied(const Transfer& transfer) {
     return transfer.index == 0 ? transfer.stream->arrived : transfer.stream->end;
   }
@@ -324,7 +324,7 @@ class CopyTimer {
     for (int i = 0; i < round_.iterations; ++i) copy(transfer, own.offset(i), own.bytes, displacement_);
   }
 
-  // Of the pattern that the batch writes into its slots: the source's words lie so much further on.
+  // The seed of what the batch writes into its slots: it reads the source `displacement_` bytes further on.
   std::uint64_t displaced_seed(const Transfer& transfer) const { return transfer.seed + displacement_ / 8; }
 
   // A group is timed from one common start to one common end, as nvbandwidth's totals are. With a start event of its

@@ -23,9 +23,10 @@ enum Reduction { kSum, kProd, kMax, kMin, kAvg, kCopied };
 // and bfloat16's 8 bits), in 8-bit floats at most 8 (float8e5m2 has 8, but not 9); products of factors 1 and 2 are at
 // most 2^6. So in a large world only some ranks, different ones at every index, add to a sum or multiply. One rank at
 // every index has a number above those of all others for the maximum, and below them for the minimum. An average's
-// tolerance must not hide a rank's share: at most 8 ranks add to one of 16-bit floats, and one to one of 8-bit floats
-// [method/collectives.md 4]. One rank adds to an average of whole numbers, a multiple of the world, as less would be
-// cut off. Whose turn it is depends on the seed, too: in time every rank has its turn in messages of a few elements.
+// tolerance must not hide a rank's share: at most 8 ranks add to an average of 16-bit floats, and one rank to one of
+// 8-bit floats [method/collectives.md 4]. One rank adds to an average of whole numbers, a multiple of the world, as
+// less would be cut off. Whose turn it is depends on the seed, too: in time every rank has its turn in messages of a
+// few elements.
 
 // Four bits for each of sixteen ranks: with a hash for each rank these kernels would spend most of their time on it.
 __device__ __forceinline__ u64 noise_of(u64 seed, u32 rank, u64 index) { return mix(seed + index * 256 + rank / 16); }
@@ -168,8 +169,8 @@ __device__ double decode(Bits bits, u32 dtype) {
   return (double)whole;
 }
 
-// The seed of a slot, given that of the first; collective_rank.cpp has the same. Any odd number of many digits does
-// that is not the step from one batch's seed to the next.
+// The seed of a slot, given that of the first; collective_rank.cpp has the same. Any large odd number works, except the
+// step from one batch's seed to the next.
 __device__ __forceinline__ u64 seed_of(u64 seed, u32 slot) { return seed + slot * 0xd1342543de82ef95ull; }
 
 extern "C" __global__ void fill_elements(u8* buffer, u64 stride, u64 count, u32 dtype, u32 reduction, u32 world,

@@ -88,7 +88,7 @@ Gpu::Gpu(int position, int ordinal, PrimaryContext opened)
       ordinal(ordinal),
       context(std::move(opened)),
       poisoned(make_event(context.get(), kEventDisableTiming)),
-      // Any constants do, as long as they differ between GPUs.
+      // Any constants work if they differ between GPUs.
       seed(0x636f6c6c62656e63ull * (static_cast<std::uint64_t>(ordinal) + 1)) {
   streams.emplace_back(context.get());
   int count = 0;
@@ -112,7 +112,7 @@ void Gpu::fill(CUdeviceptr memory, const Slots& slots, std::uint64_t seed, std::
          slots.bytes, seed, invert);
 }
 
-// Until `query()`, which errors call `call`, returns success.
+// Waits until `query()`, which errors call `call`, returns success.
 template <class Query>
 void Gpu::wait_for(const char* call, const Query& query, double deadline_seconds, const Meanwhile& meanwhile) const {
   const auto done = [&] {
@@ -148,7 +148,7 @@ Gpus::Gpus(const std::vector<int>& ordinals, const std::string& ptx, bool peers)
     gpus_.emplace_back(static_cast<int>(i), ordinals[i], contexts[i].get());
   latch_ = make_pinned(gpus_.at(0).context.get(), 2 * sizeof(std::uint32_t));
   latch()[0] = latch()[1] = 0;
-  // All at once, too: the driver compiles the kernels where its cache lacks them.
+  // Also all at once: the driver compiles the kernels where its cache lacks them.
   std::vector<std::future<void>> loads;
   for (Gpu& gpu : gpus_) loads.push_back(std::async(std::launch::async, [&gpu, &ptx] { load_kernels(gpu, ptx); }));
   for (std::future<void>& load : loads) load.get();
@@ -227,7 +227,7 @@ Slots Gpus::next_slots(std::size_t bytes, int iterations, unsigned senders, std:
   const auto count = static_cast<unsigned>(std::min<std::uint64_t>(fitting, static_cast<unsigned>(iterations)));
   const std::uint64_t needed = count * stride * senders;
   if (needed <= room / kSmallShare) {
-    // Far away from the last batch, because a small message's time depends on its address, and neighbours are alike
+    // Far away from the last batch, because a small message's time depends on its address, and neighbors are alike
     // [docs/method/measuring.md 7]. Steps of the golden ratio cover the buffer evenly.
     fraction_ += 0x9e3779b97f4a7c15ull;
     cursor_ = static_cast<std::uint64_t>(static_cast<double>(fraction_ >> 11) * 0x1p-53 *

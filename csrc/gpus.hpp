@@ -219,8 +219,8 @@ class Gpus {
   // transfers to one destination gets the same number of slots, see Slots::of_sender.
   Slots next_slots(std::size_t bytes, int iterations, unsigned senders = 1, std::size_t limit = kNoLimit);
 
-  // How far behind its slots a batch of copies begins to read in the source, in bytes: another distance for each of the
-  // next 16 batches. So where it writes, no byte is what the batches before it have written there.
+  // How far behind its slots a batch of copies begins to read in the source, in bytes: 16 consecutive batches have
+  // different distances, so none of them writes what an earlier one has written to the same place.
   std::uint64_t next_displacement();
 
   // Two words that every GPU and the host see: the highest ticket that was released, and whether a blocking kernel

@@ -19,7 +19,7 @@ constexpr int kMaxNodes = 1024;
 std::string node_memory_refusal(int node);
 
 // Bytes of each host buffer at a position: as many as Gpus::allocate was told, but at most what messages of 1 GiB need,
-// of 256 MiB on a node (host_memory.cpp). Each GPU has its own buffers, so that several can be timed at once.
+// on a node 256 MiB (host_memory.cpp). Each GPU has its own buffers, so that several can be timed at once.
 std::size_t host_bytes(const Gpus& gpus, int position);
 // Seed of what the GPU's host buffer holds: unlike any GPU's own.
 inline std::uint64_t host_seed(const Gpu& gpu) { return ~gpu.seed; }

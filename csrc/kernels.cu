@@ -24,7 +24,7 @@ __device__ __forceinline__ u64 nanoseconds() {
   return time;
 }
 
-// splitmix64's finaliser: neighboring inputs give unrelated outputs, so swapped or shifted blocks never match.
+// splitmix64's finalizer: neighboring inputs give unrelated outputs, so swapped or shifted blocks never match.
 __device__ __forceinline__ u64 mix(u64 x) {
   x += 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;

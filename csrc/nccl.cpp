@@ -42,7 +42,7 @@ Nccl::Nccl(const std::string& path) {
   const std::string name = path.empty() ? kLibrary : path;
   ncclGetVersion = symbol<ncclResult_t (*)(int*)>(library, name.c_str(), "ncclGetVersion");
   ncclGetVersion(&version_);
-  // Before 2.9 the number had another form (2804), which is smaller still.
+  // Versions before 2.9 have numbers of another form (2804), which are smaller still.
   if (version_ < kOldestNcclVersion)
     throw LibraryError("NCCL at " + name + " is version " +
                        (version_ >= 10000 ? format_version(version_) : std::to_string(version_)) +

@@ -17,7 +17,7 @@ constexpr ncclResult_t kNcclSuccess = 0;       // ncclSuccess
 constexpr ncclResult_t kNcclInvalidUsage = 5;  // ncclInvalidUsage
 constexpr ncclResult_t kNcclRemoteError = 6;   // ncclRemoteError
 constexpr ncclResult_t kNcclInProgress = 7;    // ncclInProgress
-// ncclUniqueId: NCCL_UNIQUE_ID_BYTES of them, passed by value.
+// ncclUniqueId: NCCL_UNIQUE_ID_BYTES bytes, passed by value.
 struct NcclUniqueId {
   char internal[128];
 };

@@ -27,7 +27,7 @@ std::uint64_t follow(std::uint64_t line, int accesses) {
   return line;
 }
 
-// Returns the ring in `kept`; on first use made by `make` and written by `writer`, which can address it.
+// Returns the ring in `kept`. On first use `make` makes it, and `writer`, which can address it, writes it.
 template <class Memory, class Make>
 CUdeviceptr ring_in(const Gpu& writer, Memory& kept, const Make& make) {
   if (!kept.get()) {

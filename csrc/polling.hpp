@@ -10,11 +10,11 @@ namespace collbench {
 
 using Clock = std::chrono::steady_clock;
 
-// Time at the start of a wait in which it only asks whether it is over, so that short waits end at once.
+// How long a wait polls before it first yields, so that short waits end at once.
 constexpr std::chrono::microseconds kUnyielding{20};
 constexpr double kNoDeadline = std::numeric_limits<double>::infinity();
-// The most that counts from one poll to the next: a process that is stopped, on a machine that is suspended, or that
-// waits for a core meanwhile has not seen what it waits for.
+// The most seconds that count from one poll to the next: a process that was stopped or waited for a core, or whose
+// machine was suspended, could not see what it waits for.
 constexpr double kMaxBetweenPolls = 0.25;
 
 // Waits until `done()`, and returns true; false past the deadline. Between two polls it calls `meanwhile(now)`, which

@@ -47,8 +47,8 @@ std::atomic<uint64_t> groups{0};
 int process = getpid();
 bool failed = false;
 
-// In a forked child: the parent's streams, mapped here too, are left to the parent, and so are its communicators. What
-// the child makes itself gets streams of its own.
+// In a forked child: leaves to the parent its communicators and its streams, which are mapped here too. What the child
+// makes itself gets streams of its own.
 void forget_parent() {
   opening = PTHREAD_MUTEX_INITIALIZER;  // another thread of the parent may have held it
   for (Stream*& stream : streams) stream = nullptr;
@@ -222,7 +222,7 @@ Call collective_of(const Context& context, const Collective& event) {
   return call;
 }
 
-// The direction of a message, as its channel runs one of each at a time.
+// The direction of a message: a channel runs one message of each direction at a time.
 template <class Event>
 bool receives(const Event& event) {
   return event.type == POINT_TO_POINT && function_of(event.point_to_point.function) == Function::RECEIVE;

@@ -49,7 +49,8 @@ enum NameType : int32_t { TEXT = 1, REGISTERED = 3 };
 // The handles that stand for a registered name.
 char step_name, other_name;
 
-// Whether a range with this name is a step: the wanted name, and after it no letter, as in "step 12" and "step#12/500".
+// Whether a range with this name is a step: the wanted name, with no letter after it, as in "step 12" and
+// "step#12/500".
 bool is_step(const char* name) {
   static const char* const wanted = getenv("COLLBENCH_RECORD_STEP_RANGE");
   if (!name || !wanted || !*wanted) return false;
@@ -66,7 +67,7 @@ bool is_step(const Attributes* range) {
                                         : range->name_type == TEXT && is_step(static_cast<const char*>(range->name));
 }
 
-// Opened for each mark, once a step: so a forked child, whose number is another, writes a file of its own.
+// Opens the file for each mark, once a step, so that a forked child, whose process id differs, writes its own file.
 void mark() {
   static const uint64_t first = nanoseconds(CLOCK_MONOTONIC);
   const uint64_t begins = nanoseconds(CLOCK_MONOTONIC);
@@ -83,8 +84,8 @@ void mark() {
   close(file);
 }
 
-// Within a step no range is another one. Pushed ranges are a stack for each thread; those of all domains count
-// together, for a domain that a tool does not create has no handle.
+// No range within a step is a step itself. Each thread has a stack of pushed ranges; those of all domains count
+// together, because a domain that a tool does not create has no handle.
 thread_local int depth = 0;        // of a pushed step and the ranges above it; 0: none is open
 std::atomic<uint64_t> started{0};  // the step that some thread has started and not ended; 0: none
 std::atomic<uint64_t> started_ever{0};

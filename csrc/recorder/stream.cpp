@@ -319,8 +319,8 @@ void Stream::release(uint64_t upto) {
   }
 }
 
-// The call is no longer pending; its entry has not been used again yet, where a reader finds it after a kill before the
-// call was counted.
+// The call is no longer pending, but its entry has not been used again yet: after a kill before the call was counted, a
+// reader finds it there.
 void Stream::commit(uint64_t number) {
   const PendingCall& ended = pending(number);
   if (!kernels_.empty() && !ended.gpu) ++header_->lacks[static_cast<int>(kernel(number).lack)];
