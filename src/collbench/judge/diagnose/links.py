@@ -243,9 +243,13 @@ def _of_all(chances: Sequence[float]) -> float:
 
 
 def _worst(blame: Blame, slow: Mapping[Link, Sequence[Gap]]) -> tuple[list[Gap], str, float]:
-    """Return the gaps of the blamed links in the work and label of the widest, all works, and their normal rate."""
+    """Return the gaps of the blamed links in the work and label of the widest, all works, and their normal rate.
+
+    Of gaps that are as wide it is that of a copy engine, whose rates the page gives of the links that are well.
+    """
     gaps = [gap for link in sorted(blame.links) for gap in slow[link]]
-    worst = max(gaps, key=lambda gap: gap.gap)
+    widest = max(gap.gap for gap in gaps)
+    worst = max(gaps, key=lambda gap: (gap.gap >= widest - OUTLYING, gap.reading.work in CE, gap.gap))
     alike = [gap for gap in gaps if (gap.reading.work, gap.reading.label) == (worst.reading.work, worst.reading.label)]
     return alike, names(gap.reading.work for gap in gaps), median(gap.normal for gap in alike)
 
