@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collbench import untrusted
 from collbench.jobs.traces import content
 from collbench.jobs.traces.content import Unreadable
 
@@ -82,7 +83,7 @@ def test_memory_is_that_of_one_element() -> None:
         counted[0] += 1
 
     tracemalloc.start()
-    content.read_json(content.opened(io.BytesIO(packed), len(packed)), {"traceEvents": count})
+    content.read_json(untrusted.unpacked(io.BytesIO(packed), len(packed), content.MAX_BYTES), {"traceEvents": count})
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert counted == [100_000]

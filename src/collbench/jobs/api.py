@@ -262,7 +262,9 @@ def import_job(
         raise UsageError("no trace to import: name one file for each rank")
     length = None if calls_per_step is None else keywords.whole("calls_per_step", calls_per_step, least=1)
     indices = None if devices is None else tuple(keywords.whole("devices", gpu) for gpu in keywords.several(devices))
-    atomic_write.check(path, _DOING, force=keywords.flag("force", force))
+    force = keywords.flag("force", force)
+    if all(map(formats.title_of, files)):  # else reading says what is wrong with them
+        atomic_write.check(path, _DOING, force=force)
     if (length or indices) and len(files) == 1 and format_of(files[0]) == JOB:
         job = job_file.load(files[0])
         job = _on_devices(job if length is None else steps.find(job, length), indices)

@@ -8,7 +8,6 @@ import functools
 import itertools
 import json
 import re
-import shlex
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -264,9 +263,7 @@ class FileFormat:
         except OSError as error:
             raise self.unread(path, error) from error
         except UnicodeDecodeError as error:
-            compressed = error.object.startswith(b"\x1f\x8b")
-            fault = f"'gunzip -k {shlex.quote(str(path))}' unpacks it" if compressed else "it is not text"
-            raise RunFileError(f"{path} is not {self._what}: {fault}") from error
+            raise RunFileError(f"{path} is not {self._what}: it is not text") from error
 
     def unread(self, path: Path, error: OSError) -> RunFileError:
         """Return the error for a file that could not be read."""

@@ -6,57 +6,21 @@ Each value in it has the expected type, or it is dropped.
 from __future__ import annotations
 
 import codecs
-import gzip
-import io
 import json
 import math
 import pickle
 import re
-import zlib
 from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeGuard
 
 from collbench.jobs.job import MAX_RANKS
 
 MAX_BYTES = 2**30  # of a rank's trace, decompressed
-# gzip makes a trace 10 to 30 times smaller, and zeros 1,000 times.
-_MAX_COMPRESSED, _MIN_BYTES = 100, 2**26
-_HEAD = 2**20  # bytes from which a format is recognized
 _LARGEST = 2**24  # characters of one value: Python needs 25 times their memory for a list of empty lists
 _MAX_ELEMENTS = 2**23  # of a list: a real one has a hundred characters, and the file a GiB
 _PIECE = 2**18
 _NO_SPACE = re.compile(r"\S")
 _NEAR = 32  # a number or literal that may go on in the next piece is no longer
-
-
-def opened(stream: IO[bytes], size: int) -> io.BufferedReader[Any]:
-    """Return a stream decompressed if it is gzipped; `size` are its own bytes."""
-    plain: io.BufferedReader[Any] = io.BufferedReader(_Bounded(stream, MAX_BYTES), _HEAD)
-    if plain.peek(2)[:2] != b"\x1f\x8b":
-        return plain
-    most = min(MAX_BYTES, max(_MIN_BYTES, _MAX_COMPRESSED * size))
-    return io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=plain), most), _HEAD)
-
-
-class _Bounded(io.RawIOBase):
-    """At most so many bytes of a stream."""
-
-    def __init__(self, stream: Any, most: int) -> None:
-        self._stream, self._most, self._left = stream, most, most
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            piece = self._stream.read(len(buffer))
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise Unreadable(f"it cannot be decompressed: {error}") from error
-        self._left -= len(piece)
-        if self._left < 0:
-            raise Unreadable(f"it has more than {self._most >> 20} MiB, which no real one of this file's size has")
-        buffer[: len(piece)] = piece
-        return len(piece)
 
 
 def read_json(stream: IO[bytes], lists: Mapping[str, Callable[[Any], None]]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def title_of(path: Path) -> str:
     """Return the title of a trace's format, recognized in the first MiB; "" for a file that is no trace."""
     try:
         with untrusted.opened(path, content.MAX_BYTES) as stream:
-            head = content.opened(stream, os.fstat(stream.fileno()).st_size).peek()
+            head = untrusted.unpacked(stream, os.fstat(stream.fileno()).st_size, content.MAX_BYTES).peek()
     except (OSError, Unreadable):
         return ""
     return next((known.title for known in FORMATS.values() if all(mark in head for mark in known.marks)), "")
@@ -70,7 +70,7 @@ def title_of(path: Path) -> str:
 
 def parse(file: IO[bytes], name: str, size: int = 0) -> Trace:
     """Return the trace in a file of `size` bytes; its name may say the rank. Raises Unreadable, worded by read()."""
-    stream = content.opened(file, size)
+    stream = untrusted.unpacked(file, size, content.MAX_BYTES)
     head = stream.peek()
     readers = {source: known.reader(_rank_in(name)) for source, known in FORMATS.items()}
     if not head:
@@ -84,7 +84,7 @@ def parse(file: IO[bytes], name: str, size: int = 0) -> Trace:
     if (found := _kind(fields)) is not None:
         return readers[found].trace(fields)
     if fields.get("format") == JOB:
-        raise Unreadable("it is a recorded job already, which show, replay and predict read uncompressed")
+        raise Unreadable("it is a recorded job already, which show, replay and predict read")
     raise Unreadable("it is not a trace of a known format: " + ", ".join(known.title for known in FORMATS.values()))
 
 
