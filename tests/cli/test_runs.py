@@ -26,15 +26,19 @@ def folder(program: Program, tmp_path: Path) -> Path:
 
 
 def three(folder: Path) -> list[Path]:
-    """Save a finished, an interrupted and a failed run, and a damaged file; return the runs' files, newest first."""
-    failed = pair_run(4, lambda *_: 300.0).measurements
+    """Save a failed, an interrupted and a healthy run, and a damaged file; return the runs' files, newest first.
+
+    Of the interrupted one a pair is slow.
+    """
+    healthy = pair_run(4, lambda *_: 325.0).measurements
+    failed = [*healthy]
     failed[0] = replace(
         failed[0], samples=[], stop=StopReason.FAILED, failure=in_words("hang: no answer", FailureKind.HANG)
     )
     files = [folder / f"2026112{day}T000000Z-cuda-pairs.json" for day in (3, 2, 1)]
     save_run(files[0], gpus(4), measurements=failed)
     save_run(files[1], gpus(3), timedelta(days=1), complete=False)
-    save_run(files[2], gpus(4), timedelta(days=2))
+    save_run(files[2], gpus(4), timedelta(days=2), measurements=healthy)
     (folder / "20261122T120000Z-cuda-pairs.json").write_text("{", encoding="utf-8")
     return files
 
@@ -45,7 +49,7 @@ def test_runs_are_listed_newest_first_with_their_outcome(program: Program, folde
     assert [run.path for run in runs] == files
     assert [(run.complete, run.status, len(run.devices)) for run in runs] == [
         (True, ExitStatus.UNTRUSTED, 4),
-        (False, ExitStatus.DONE, 3),
+        (False, ExitStatus.CONTRADICTION, 3),
         (True, ExitStatus.DONE, 4),
     ]
     assert [run.path for run in collbench.runs(2)] == files[:2]
@@ -55,7 +59,11 @@ def test_runs_are_listed_newest_first_with_their_outcome(program: Program, folde
     assert "20261122T120000Z" in result.err
     rows = result.out.split("\n\n")[0].splitlines()[1:]
     assert [row.split()[0] for row in rows] == ["1", "3", "4"]  # the second file is no run
-    assert "interrupted" in rows[1]
+    assert [row.split("  ")[-1].strip() for row in rows] == [
+        "wrong data or hang",
+        "interrupted, contradiction",
+        "done",
+    ]
     assert f"\nfiles     {folder}\n" in result.out
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from collbench import untrusted
 from collbench.api import SILENT, Notices, keywords
-from collbench.model.capabilities import is_simulated
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.printable import one_line
@@ -79,7 +78,8 @@ def runs(limit: int | None = None, *, notices: Notices = SILENT) -> tuple[SavedR
 
 
 def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
-    from collbench.judge.outcome import outcome  # late: most commands read no saved runs
+    from collbench.judge.diagnose import Diagnosis  # late: most commands read no saved runs
+    from collbench.report.text.verdicts import status_of
 
     refused = False
     for number, path in enumerate(files, 1):
@@ -100,27 +100,31 @@ def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
             devices=tuple(device.tag for device in run.devices),
             command=run.settings.command,
             complete=run.complete,
-            status=outcome(run).status,
+            status=status_of(Diagnosis(run)),
         )
 
 
-def newest(notices: Notices = SILENT, *, of_links: bool = False, simulated: bool = True) -> Path:
+def newest(
+    notices: Notices = SILENT, *, of_links: bool = False, fits: Callable[[Path], object] = lambda _path: None
+) -> Path:
     """Return the newest saved run's file, which a notice names; with `of_links` only of those that measured links.
 
-    With `simulated` False only of real machines. Raises UsageError if there is none.
+    It is the newest for which `fits` raises no UsageError or RunFileError; if it does for all, the first is raised.
     """
     saved = saved_runs.believed(notices.say)
     files = [path for path in saved if not of_links or CommandKind.of(saved_runs.command_of(path)).of_links]
     if not files:
         raise UsageError("there is no saved run: name a run file, or measure with 'collbench pairs' first")
-    if not simulated:
-        every, files = files, [path for path in files if not is_simulated(saved_runs.backend_of(path))]
-        if not files:
-            raise UsageError(
-                f"all saved runs are simulated: name one, {every[0]}, or measure with 'collbench pairs' first"
-            )
-    notices.say(f"the newest saved run, {files[0]}")
-    return files[0]
+    refused: list[UsageError | RunFileError] = []
+    for path in files:
+        try:
+            fits(path)
+        except (UsageError, RunFileError) as error:
+            refused.append(error)
+        else:
+            notices.say(f"the newest saved run{' that serves here' if refused else ''}, {path}")
+            return path
+    raise refused[0]
 
 
 def compare(base: Run, new: Run, *, fail_below: float = 0.05, history: Sequence[Run] = ()) -> Comparison:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,14 @@ from rich.text import Text
 
 from collbench.api.measuring import OpenSession
 from collbench.cli import options
-from collbench.cli.measuring import NOTHING, MeasuringCommand, measured_and_shown, measuring_options
+from collbench.cli.measuring import (
+    NOTHING,
+    MeasuringCommand,
+    measured_and_shown,
+    measuring_options,
+    report_file,
+    reporting_what_is_saved,
+)
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_answer, show_page
 from collbench.measurement.backends import factory
@@ -88,17 +95,19 @@ def check(
     if map_p2p:
         _map_peers(values)
         return
+    begun: list[OpenSession] = []
     if run_file is None:
-        diagnosis = _measured(values)
+        diagnosis = _measured(values, begun)
     elif others := options.typed_besides(("run_file", "verbose", "expect", "as_json")):
         advice = f"leave out {', '.join(others)}, or the file to measure again"
         raise UsageError(f"{run_file} is measured already: {advice}")
     else:
         diagnosis = _diagnosis_of(runfile_run_file.load(run_file))
-    examined, unexamined = (None, "") if run_file else _peers_of(diagnosis.run, values)
+    with reporting_what_is_saved(begun):
+        examined, unexamined = (None, "") if run_file else _peers_of(diagnosis.run, values)
     quick = run_file is None and diagnosis.run.settings.quick
     lacking = _shortfall(diagnosis, expect, quick=quick) or unexamined
-    _show(diagnosis, lacking, examined)
+    _show(diagnosis, lacking, examined, begun)
 
 
 _OF_THE_MAP = ("map_p2p", "devices", "backend", "fabric", "nccl", "seed", "as_json", "verbose")
@@ -120,16 +129,16 @@ def _map_peers(values: Mapping[str, Any]) -> None:
         show_answer(report.page(peer_map, causes), lambda: report.dumps(peer_map, causes, status))
 
 
-def _measured(values: Mapping[str, Any]) -> Diagnosis:
+def _measured(values: Mapping[str, Any], begun: list[OpenSession]) -> Diagnosis:
     """Measure this machine and return what the run means; after wrong data or a hang, the run so far.
 
-    Raises MachineError if "auto" finds no GPU: a node that lost its driver must not pass with its CPU cores.
+    `begun` gets the session once it is open. Raises MachineError if "auto" finds no GPU: a node that lost its driver
+    must not pass with its CPU cores.
     """
     _, reason = factory.resolve(values["backend"])
     if reason is not None:
         raise MachineError(f"no GPU to check: {reason}; write --backend host to check CPU cores")
     request = check.request(values, options.command_line("check"), NOTICES)
-    begun: list[OpenSession] = []
     try:
         run = measured_and_shown(request, values["output"], NOTHING, begun).run
     except (DataCorruption, BackendError) as error:
@@ -185,8 +194,8 @@ def _shortfall(diagnosis: Diagnosis, expected: int | None, *, quick: bool) -> st
     return f"cannot vouch for {pair}: {sentences.absence(absence, run)}; {share}"
 
 
-def _show(diagnosis: Diagnosis, lacking: str, examined: Examined | None) -> None:
-    """Print the verdicts and the map of P2P, what is worse first, and leave with the worst status.
+def _show(diagnosis: Diagnosis, lacking: str, examined: Examined | None, begun: Sequence[OpenSession]) -> None:
+    """Print the verdicts and the map of P2P, what is worse first, where the run is saved, and leave with the worst.
 
     A shortfall is a failure, too.
     """
@@ -203,6 +212,8 @@ def _show(diagnosis: Diagnosis, lacking: str, examined: Examined | None) -> None
             mapped = [*peer_map.part(*examined)] if examined else []
             first, further = ([*mapped, Text()], []) if of_peers > judged else ([], mapped)
             show_page([*first, *verdicts.page(diagnosis, lacking, further)])
+        for session in begun:
+            report_file(session.path)
         if lacking:
             sys.stdout.flush()  # a full disk is reported first
             _say_apart(lacking)

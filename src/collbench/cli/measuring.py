@@ -18,7 +18,7 @@ from collbench.cli import options
 from collbench.cli.options import NCCL_TESTS, TABLE, option
 from collbench.cli.program import launched, unwritten
 from collbench.cli.terminal import NOTICES, echo, is_json, leaving, say, show_page, verbose_option
-from collbench.judge.outcome import outcome, timed_points
+from collbench.judge.outcome import timed_points
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, ExitStatus, Interrupted
@@ -93,7 +93,7 @@ def measuring_command(
     return decorate
 
 
-NOTHING = "nothing"  # besides the layouts of --format: the caller prints something else of the run
+NOTHING = "nothing"  # besides the layouts of --format: the caller prints something else of the run, and its file
 
 
 def show_run(diagnosis: Diagnosis, layout: str = TABLE, file: Path | None = None) -> None:
@@ -117,7 +117,7 @@ def show_run(diagnosis: Diagnosis, layout: str = TABLE, file: Path | None = None
         show_page(page(diagnosis, shlex.quote(str(file)) if file else "RUN.JSON"))
 
 
-def _report_file(path: Path | None, layout: str) -> None:
+def report_file(path: Path | None, layout: str = TABLE) -> None:
     """Report the run's file: on stderr if stdout is parsed, where a notice has said already that there is none."""
     if layout == TABLE and not is_json():
         echo(f"\nsaved     {one_line(str(path)) if path else 'nowhere: no file could be made for it'}")
@@ -175,13 +175,14 @@ def _measured_in(
                 if layout == TABLE:
                     show_run(Diagnosis(ended), layout, file)
                 if session.failure is None and isinstance(error, DataCorruption):  # of others the error has the file
-                    _report_file(session.path, layout)
+                    report_file(session.path, layout)
             raise
         diagnosis = Diagnosis(session.run)
         show_run(diagnosis, layout, file)
     if session.failure is not None:
         raise session.failure
-    _report_file(session.path, layout)
+    if layout != NOTHING:
+        report_file(session.path, layout)
     return diagnosis
 
 
@@ -197,8 +198,9 @@ def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
             if session.path is not None:
                 error.add_note(f"the run is saved: 'collbench show {session.path}' prints it")
         from collbench.judge.diagnose import Diagnosis
+        from collbench.report.text.verdicts import status_of
 
-        judged = [_judged(Diagnosis(session.run))[0] for session in begun]
+        judged = [status_of(Diagnosis(session.run)) for session in begun]
         raise click.exceptions.Exit(max([unwritten(error), *judged])) from error
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted: {_saved(begun)}") from error
@@ -210,25 +212,14 @@ def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
 
 def leave_with(diagnosis: Diagnosis) -> None:
     """End the command with the run's exit status, and repeat its reason at the end of the output."""
-    from collbench.report.text.frame import headline  # late: numpy
+    from collbench.report.text import verdicts  # late: numpy
+    from collbench.report.text.frame import headline
 
-    status, contradicting = _judged(diagnosis)
+    status, run = verdicts.status_of(diagnosis), diagnosis.run
     with leaving(status):
         if status is not ExitStatus.DONE:
-            say("; ".join(filter(None, (headline(diagnosis.run), contradicting))))
-
-
-def _judged(diagnosis: Diagnosis) -> tuple[ExitStatus, str]:
-    """Return the run's exit status, and the worst contradiction.
-
-    A run of pairs that labels or tools contradict has the status of `check`.
-    """
-    run, contradicting = diagnosis.run, ""
-    if run.settings.kind is CommandKind.PAIRS:
-        from collbench.report.text.verdicts import contradiction  # late: the judge
-
-        contradicting = contradiction(diagnosis)
-    return max(outcome(run).status, ExitStatus.CONTRADICTION if contradicting else ExitStatus.DONE), contradicting
+            contradicting = verdicts.contradiction(diagnosis) if run.settings.kind is CommandKind.PAIRS else ""
+            say("; ".join(filter(None, (headline(run), contradicting))))
 
 
 def _saved(sessions: Sequence[OpenSession]) -> str:

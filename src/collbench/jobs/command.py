@@ -21,10 +21,11 @@ from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving,
 from collbench.jobs import job_file
 from collbench.jobs.job import Job, StepSource
 from collbench.jobs.predict.network import BYTES, MAX_LAYERS, STRATEGIES, Step, parse_parameters
+from collbench.model.capabilities import is_simulated
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.printable import one_line
 from collbench.model.units import amount
-from collbench.runfile import run_file
+from collbench.runfile import run_file, saved_runs
 
 if TYPE_CHECKING:
     from collbench.jobs.api import NamedRuns
@@ -284,7 +285,7 @@ def predict(
     else:
         _check_of_a_network(files, params, for_a_job=devices is not None or bool(recorded_links))
     run_files = files[is_job:]
-    taken = () if run_files else (newest(NOTICES, of_links=True, simulated=False),)
+    taken = () if run_files else (newest(NOTICES, of_links=True, fits=_check_links),)
     runs, used = load_named(run_files or taken), load_named(recorded_links)
     from rich.text import Text
 
@@ -310,6 +311,15 @@ def predict(
             source = [Text(f"From the newest saved run, {one_line(str(path))}:\n") for path in taken]
             alarms = [block for _, run in runs for block in alarm(run)]
             show_page([*source, *alarms, *(Text(line, style=ALARM) for line in (*interrupted, *lines)), *blocks])
+
+
+def _check_links(path: Path) -> None:
+    """Raise UsageError for a saved run of no real GPUs, or without a collective to predict from."""
+    from collbench.jobs.predict.links import Links
+
+    if is_simulated(saved_runs.backend_of(path)):
+        raise UsageError(f"{path} is simulated: name it to take it, or measure with 'collbench pairs' first")
+    Links(load_named([path]))
 
 
 def _check_of_a_job() -> None:

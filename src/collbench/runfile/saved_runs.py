@@ -73,7 +73,7 @@ class SavedRun:
     devices: tuple[str, ...]  # their names by position ("GPU0")
     command: tuple[str, ...]  # the words after `collbench`
     complete: bool
-    status: ExitStatus  # with which the run would end
+    status: ExitStatus  # with which the command ended, as far as the run shows it
 
 
 def believed(say: Callable[[str], None] = lambda _line: None) -> tuple[Path, ...]:

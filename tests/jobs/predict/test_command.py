@@ -316,12 +316,15 @@ def test_without_a_run_the_newest_measured_one_is_taken_and_named_and_never_a_si
     run_file.save(simulated("nvlink-pairs-2x2"), newest := folder / "20261122T000000Z-sim-pairs-1.json")
     refused = program("predict", "--params", "124M")
     assert (refused.status, refused.out) == (2, "")
-    assert f"all saved runs are simulated: name one, {newest}" in refused.line
+    assert f"{newest} is simulated: name it to take it, or measure with" in refused.line
     assert program("predict", str(newest), "--params", "124M").status == 0
     run_file.save(NVLINK_PAIRS, measured := folder / "20261121T000000Z-cuda-pairs-1.json")
     taken = program("predict", "--params", "124M")
     assert taken.status == 0
     assert str(measured) in "".join(taken.out.split("\n\n")[0].splitlines())
+    run_file.save(replace(NVLINK_PAIRS, backend="host"), folder / "20261123T000000Z-host-pairs-1.json")
+    run_file.save(replace(NVLINK_PAIRS, measurements=[]), folder / "20261124T000000Z-cuda-copies-1.json")
+    assert program("predict", "--params", "124M").out == taken.out, "neither CPU cores nor a run without collectives"
     named = program("predict", str(measured), "--params", "124M")
     assert "newest saved run" not in named.out
     assert taken.out.endswith(named.out)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _OUTCOMES = {
     ExitStatus.DONE: "done",
     ExitStatus.FAILED: "failures",
-    ExitStatus.CONTRADICTION: "impossible figure",
+    ExitStatus.CONTRADICTION: "contradiction",
     ExitStatus.UNTRUSTED: "wrong data or hang",
 }
 _HEAD = ("run", "started (UTC)", "backend", "machine", "devices", "command", "outcome")

@@ -10,9 +10,11 @@ from rich.text import Text
 
 from collbench.judge.diagnose import Diagnosis, Kind, NotDone, Severity, Verdict
 from collbench.judge.diagnose.readings import Facts, Reading
+from collbench.judge.outcome import outcome
 from collbench.machine.labels import rank_key
 from collbench.model.capabilities import capabilities
-from collbench.model.run import Run, device_sets, tags
+from collbench.model.errors import ExitStatus
+from collbench.model.run import CommandKind, Run, device_sets, tags
 from collbench.model.units import abridged, amount, figure, fixed, format_size, grouped, sentence, span, verb
 from collbench.report import sentences
 from collbench.report.text import reference
@@ -76,7 +78,7 @@ def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part | Blo
     yield from short(*more(len(others) - _MAX_NAMED))
     for verdict in (*others, *(note for note in verdicts if note.severity is Severity.INFO)):
         yield from whole("verdicts", Text(), _found(run, verdict))
-    yield from whole("verdicts", Text(), concluded, *judged, Lines(f"errs      {_FALSE}"))
+    yield from whole("verdicts", Text(), *judged, Lines(f"errs      {_FALSE}"))
     yield from whole("notes", *(Lines(f"not done  {line}") for line in undone))
     if further:
         yield from (*([Text()] if faults else []), *further)
@@ -231,6 +233,14 @@ def contradiction(diagnosis: Diagnosis) -> str:
         if verdict.severity is Severity.CONTRADICTION and verdict.kind is not Kind.IMPOSSIBLE
     ]
     return worst_of(diagnosis.run, found) or reference.below(diagnosis.references)
+
+
+def status_of(diagnosis: Diagnosis) -> ExitStatus:
+    """Return the status with which the run's command ended, as far as the run shows it."""
+    kind, status = diagnosis.run.settings.kind, outcome(diagnosis.run).status
+    if kind is CommandKind.CHECK:
+        return diagnosis.status
+    return max(status, ExitStatus.CONTRADICTION) if kind is CommandKind.PAIRS and contradiction(diagnosis) else status
 
 
 def contradicted(diagnosis: Diagnosis, name: str) -> Iterator[Lines]:
