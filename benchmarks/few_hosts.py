@@ -40,7 +40,7 @@ class Outcome:
 
 
 def survey(hosts: int, levels: float, noise: float, rate: float, one_way: bool, seed: int) -> Outcome:
-    """Survey hosts; one, chosen by the seed, sends at `rate` × the others' rate, and, if not `one_way`, receives so."""
+    """Survey hosts; one, chosen by the seed, sends (and, unless `one_way`, receives) at `rate` × the others' rate."""
     rng = np.random.default_rng(seed)
     level_of_pair = rng.normal(0, levels, (hosts, hosts))
     slow = int(rng.integers(hosts))

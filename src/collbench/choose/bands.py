@@ -117,8 +117,8 @@ def masks(sets: Sets) -> NDArray[np.int64]:
 def ring_table(rates: Rates, k: int) -> Rates:
     """Return for each set of k devices, as a bit mask, the slowest hop of the directed ring that makes it fastest.
 
-    `rates[src, dst]` is directed, 0 if there is no hop; a set without a ring has 0, and so have sets of another
-    size. Exact, by the Held-Karp recursion with (max, min): best[set, end] over all paths from the set's lowest member.
+    `rates[src, dst]` is directed, 0 if there is no hop; a set without a ring, or of another size, has 0. Exact, by the
+    Held-Karp recursion with (max, min): best[set, end] over all paths from the set's lowest member.
     """
     n = len(rates)
     if n > MAX_MEMBERS:
@@ -180,14 +180,13 @@ def ring_bound(rates: Rates) -> float:
 
 # What a set is predicted to reach.
 
-# What NCCL's all-reduces from 64 MiB on reach over NVLinks on three and four ranks of their busbw on two: 1.06 to
-# 1.24 on published and kept machines. On more it is 0.92 to 1.56: beyond 1.25 the switch reduces
-# (method/choosing.md 3).
+# All-reduce busbw from 64 MiB on over NVLinks, as a multiple of that on two ranks: 1.06 to 1.24 on three and four ranks
+# of published and kept machines, 0.92 to 1.56 on more; beyond 1.25 the switch reduces (method/choosing.md 3).
 FEW_RANKS = 4
 _MIN_OF_PAIRS, MIN_OF_MANY = 0.95, 0.85
 MAX_OF_PAIRS, MAX_OF_MANY_SWITCHED = 1.25, 1.6
-# What a ring over PCIe is sure to keep of its slowest hop: 0.54 was published, of machines whose pairs hardly slow each
-# other. With more hops through the host than this, that much of what crowded hops keep.
+# A ring over PCIe keeps at least this share of its slowest hop: 0.54 was published for machines whose pairs hardly slow
+# each other. With more than so many hops through the host, it is the share of what crowded hops keep.
 _FEW_HOPS = 3
 MIN_OVER_PCIE = 0.5
 
@@ -195,12 +194,12 @@ MIN_OVER_PCIE = 0.5
 def predict(wired: Wiring) -> Band:
     """Return the band of one set, given as the wiring of its members, in GB/s: what it claims to reach.
 
-    It is as wide as the step from pairs to more ranks is uncertain, which is the same for all sets of as many devices.
+    Its width is the uncertainty of the step from pairs to more ranks, the same for all sets of one size.
     """
     band, ranks = by_pairs(wired), len(wired)
     least, hi = 1.0, band.hi
     if band.how is How.PCIE_RING and band.lo:
-        crowded = band.hops > _FEW_HOPS  # what more ranks keep is a share of that of crowded hops
+        crowded = band.hops > _FEW_HOPS  # `least` is then a share of what crowded hops keep
         every = np.arange(ranks)[None, :]
         hop = min(band.hi, float(slowest_hop(wired, every)[0]))
         least = MIN_OVER_PCIE if crowded else min(1.0, MIN_OVER_PCIE * hop / band.lo)
@@ -219,7 +218,7 @@ def predict(wired: Wiring) -> Band:
 
 
 def by_pairs(wired: Wiring) -> Band:
-    """Return the band of one set if as many ranks as it has reach what pairs do: it orders sets of as many devices.
+    """Return the band of one set as if its ranks reached what pairs do: it orders sets of one size.
 
     If NVLinks alone do not make a ring through the set, its ring is over PCIe: no packing mixes the two. If pairs were
     not measured, `lo` is what the others guarantee, and `hi` takes each as fast as the fastest pair of its kind.
@@ -291,8 +290,8 @@ def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
 def over_pcie_bound(wired: Wiring, sets: Sets) -> Values:
     """Return for each set what no ring of single hops exceeds, GB/s.
 
-    The two directions of a pair may share a host bridge, its memory or a link, where a ring's hop goes one way: it may
-    be twice as fast, though not faster than each end is with any other device over PCIe.
+    The two directions of a pair may share a host bridge, its memory or a link, but a ring's hop goes one way: it may be
+    twice as fast, though not faster than each end is with any other device over PCIe.
     """
     rates = np.maximum(wired.unshared, wired.rates)
     over = np.where(wired.links > 0, 0.0, np.minimum(rates, rates.T))

@@ -94,7 +94,7 @@ class Candidate:
 
 
 class Unfit(StrEnum):
-    """Of what sort a reason not to choose a device is."""
+    """The kinds of reasons not to choose a device."""
 
     EXCLUDED = "excluded"
     BUSY = "busy"  # other processes use it or hold most of its memory, whether they can be seen or not
@@ -159,7 +159,7 @@ class Choice:
         return f"<Choice of {self.members}: {self.reason}{band}, {len(self.finalists)} finalists>"
 
     def why(self, devices: Sequence[Device]) -> str:
-        """Return why the set was chosen among these devices; no set that includes what failed is given without it."""
+        """Return why the set was chosen among these devices, and what failed within it."""
         text = self.reason
         if self.forgiven:
             taken = ", ".join(f"{devices[left.member].tag} ({left.reason})" for left in self.forgiven)

@@ -69,7 +69,7 @@ def marks(run: Run, order: Sequence[int]) -> tuple[list[bool], list[bool]]:
 
 
 def _busy(run: Run, position: int, signs: _Signs) -> list[Why]:
-    """Return how a device is in use by others: processes, utilisation in percent, memory; empty if it is not."""
+    """Return how a device is in use by others: processes, utilization in percent, memory; empty if it is not."""
     before = _state(run.health_before, position)
     reasons = _others(before, _state(run.health_after, position), signs.share(position, FlagKind.SHARED))
     used = before.memory_used

@@ -98,7 +98,7 @@ def _too_incomplete(run: Run) -> str:
 def unfit(run: Run) -> str:
     """Return why a run that nobody named is not enough to choose by, as a clause; "" if it is.
 
-    A run of 8 bytes was not meant for choosing, and load by other jobs then is not today's. Runs of only registered
+    A run of 8 bytes was not meant for choosing, and other jobs' load then is not today's load. Runs of only registered
     memory, or of communicators with a config, are for jobs that use the same.
     """
     from collbench.choose.fitness import left_out  # late: numpy

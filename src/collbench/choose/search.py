@@ -34,7 +34,7 @@ from collbench.model.run import Members
 
 # Sets of k of many devices that are worth a look: grown from several starts, then improved by swaps (a heuristic).
 
-# Starts are the devices with the best neighbourhoods; more of them found nothing better in simulations.
+# Starts are the devices with the best neighborhoods; more of them found nothing better in simulations.
 _STARTS = 16
 _MAX_SWAPS = 50
 # Only the weakest members are worth replacing.
@@ -54,7 +54,7 @@ def grown(wired: Wiring, k: int) -> set[Members]:
 
 
 def _starts(rates: Values, k: int) -> list[int]:
-    """Return the devices whose (k−1)th best neighbour is fastest: no set around another device can beat theirs."""
+    """Return the devices whose (k−1)th best neighbor is fastest: no set around another device can beat theirs."""
     reach = np.partition(rates, len(rates) - k + 1, axis=1)[:, len(rates) - k + 1]
     return [int(index) for index in np.argsort(-reach, kind="stable")[:_STARTS]]
 
@@ -256,9 +256,9 @@ def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
 
 # Each costs a communicator and six trials; the default is one more.
 MAX_FINALISTS = 4
-# As many more, each of so many times, if what was measured leaves sets that may be better.
+# Rounds of as many further sets, while what was measured leaves sets that may be better.
 FURTHER_ROUNDS = 4
-# So few members have one ring, in whatever order they are.
+# So few members have one ring, whatever their order.
 _ONE_RING = 3
 
 
@@ -294,9 +294,8 @@ def further(
 ) -> tuple[Candidate, ...]:
     """Return up to four sets that may be more than δ better than the best of the `measured` ones, GB/s, best first.
 
-    `share` is what pairs reach there of what they do here, 0 if that is not known. Of sets that NCCL cannot tell apart
-    one is measured, unless what was measured of them falls far short of its prediction; then those follow that share
-    the fewest devices with it.
+    `share` is what pairs reach there of what they do here, 0 if that is not known. One of the sets that NCCL cannot
+    tell apart is measured. If it falls far short of its prediction, those follow that share the fewest devices with it.
     """
     index_of = {tuple(some): index for index, some in enumerate(candidates.sets.tolist())}
     known = np.array([index_of[some] for some in measured if some in index_of], dtype=np.intp)
@@ -325,10 +324,10 @@ def _may_reach(
 ) -> Values:
     """Return what each set reaches at most, GB/s, 0 for those at the indices `known`, which reached what is given.
 
-    k GPUs reach at most so much more than pairs as published ones do, and no more than the best of the measured sets
-    over NVLinks, or over PCIe, does of its `lo`. A set reaches the same part of its bound as one that NCCL cannot tell
-    from it. What trees over NVLinks reach, those sets show on which they can run and all links are alike: NCCL does not
-    know which are slow. A set that falls far short of all that was published shows nothing of others.
+    k GPUs exceed pairs at most by the published factor, and their bound at most by the factor by which the best
+    measured set over NVLinks, or over PCIe, exceeds its `lo`. A set reaches the same share of its bound as one that
+    NCCL cannot tell from it. Sets on which trees can run over equal links show what trees reach: NCCL does not know
+    which links are slow. A set that falls far short of all published figures says nothing about others.
     """
     host, (least, most) = candidates.hops > 0, _published(wired, candidates)
     telling = reached >= share * least[known] * candidates.lo[known]

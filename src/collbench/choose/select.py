@@ -155,7 +155,7 @@ def settle(choice: Choice, verification: Run) -> Choice:
     default = next((some.members for some in choice.finalists if some.default), ())
     gain = None
     if default in by_set and winner != default:
-        # The winner is the fastest of several, so its figure is high by selection: all of their gains hold at once.
+        # The winner is the fastest of several, so selection raises its figure: the intervals of all gains hold at once.
         difference = by_set[winner].middle - by_set[default].middle
         error = math.hypot(by_set[winner].cautious_error, by_set[default].cautious_error)
         freedom = min(
@@ -196,7 +196,7 @@ def _rate(summary: Summary) -> tuple[float, float, float]:
 def by_finalists(
     choice: Choice, run: Run, measured_sets: Callable[[Iterable[Members]], tuple[Run, Path | None]]
 ) -> tuple[Choice, list[Path]]:
-    """Return the choice, made from `run`, that `measured_sets` of its sound finalists decides, and the files of that.
+    """Return the choice, made from `run`, that `measured_sets` of its sound finalists decides, and these files.
 
     If that leaves other sets a chance, these are measured, too, with the winner and the first k once more, so that all
     that is compared was measured in turn.
@@ -286,8 +286,8 @@ def evidence(run: Run, among: Collection[int] | None = None) -> Ranking | None:
     """Return the ranking that decides: the first operation with pairs, at its largest size. None without any.
 
     An interrupted run may hold few pairs at the largest size; then the largest that has half as many as any decides.
-    `among` restricts it to pairs of these positions. What differs or ties does so in another run, too: the job has
-    communicators of its own. What a run does to all pairs alike cancels.
+    `among` restricts it to pairs of these positions. Pairs differ or tie only if they do in another run, too, because
+    the job has communicators of its own. What a run does to all pairs alike cancels.
     """
     from collbench.judge.between_runs import another_run  # late: only what was measured needs it
 

@@ -43,8 +43,8 @@ def port_capacities(
 ) -> Rates:
     """Return the most that each device sends over all its NVLinks, shape (n,); ∞ for those without any.
 
-    Through a switch every pair has the whole port. Direct links add up, but if labels hide some of them to no more than
-    the GPU has.
+    Through a switch every pair has the whole port. Direct links add up, but, if labels hide some of them, to no more
+    than the GPU has.
     """
     ports = np.full(len(devices), math.inf)
     hidden = {position for pair, path in paths.items() if links[pair] > 0 and not nvlinks(path) for position in pair}
@@ -87,7 +87,8 @@ def guessed_rates(n: int, paths: Mapping[tuple[int, int], Path]) -> NDArray[np.f
 _BELOW_A_SWITCH = (("PIX",), ("PIX", "PXB"))  # level by level
 # If one hop fills an uplink, two get half of it each; if not, both keep their rate. The limit lies between.
 _SHARED = 0.75
-# A device whose best path across is below this share of the others' is slow itself, and so is a pair of its label's.
+# A device is slow itself if its best path across is below this share of the others', a pair if below that of its
+# label's.
 _SLOW = 0.9
 
 

@@ -61,7 +61,7 @@ _RARELY_A_SCRIPTS = ("--auto-select", "--allow-busy", "--exclude", "--max-age", 
 
 
 def passed_on(program: Sequence[str]) -> str:
-    """Return the line on options of collbench that stand after the script, and so are the script's; "" without any."""
+    """Return the line about collbench's options after the script, which the script gets; "" without any."""
     names = {word.partition("=")[0] for word in program[1:]}
     misplaced = [name for name in _RARELY_A_SCRIPTS if name in names]
     if not misplaced:

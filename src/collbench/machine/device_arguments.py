@@ -29,7 +29,7 @@ def device_line(layout: str, devices: Sequence[Device]) -> str:
 def variables(devices: Sequence[Device]) -> dict[str, str]:
     """Return what makes CUDA see these GPUs alone, in this order; {} for CPU cores.
 
-    By UUID. A label file has none: then by index, with the order that makes CUDA's indices nvidia-smi's.
+    They name GPUs by UUID, or, if a label file has none, by index, with the order in which CUDA counts like nvidia-smi.
     """
     if any(device.is_core for device in devices):
         return {}
@@ -44,9 +44,9 @@ ACTING: dict[str, Callable[[Sequence[Device]], str]] = {
     # docker reads the option's value as CSV, so a list needs double quotes that a shell must leave there, hence the
     # single ones [docs.nvidia.com, container toolkit, Specialized Configurations with Docker].
     "docker": lambda devices: f"--gpus '\"device={','.join(_names(devices))}\"'",
-    # One --env a variable: only so may its value hold commas [apptainer 1.1, PR 413].
+    # One --env per variable, so that its value may hold commas [apptainer 1.1, PR 413].
     "apptainer": lambda devices: " ".join(["--nv", *(f"--env {pair}" for pair in _assignments(variables(devices)))]),
-    # One task a GPU. CUDA_VISIBLE_DEVICES would not do: srun sets it anew in every step. Its map_gpu counts as
+    # One task per GPU. CUDA_VISIBLE_DEVICES would not work: srun sets it anew in every step. Its map_gpu counts as
     # nvidia-smi does inside the job: among the job's GPUs where cgroups constrain devices, else among all of the node
     # [srun(1), --gpu-bind].
     "slurm": lambda devices: f"--nodes=1 --ntasks={len(devices)} --gpu-bind=map_gpu:{_indices(devices)}",

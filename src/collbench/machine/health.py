@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Clocks that a user has set are low on purpose and steady: a measurement with them is valid.
 _SET_BY_USER = ("applications clocks setting", "display clock setting")
 
-# What a process takes that opened a GPU and holds nothing on it: 526 MiB on an H200 with CUDA 13. torch opens all
+# The memory of a process that opened a GPU and holds nothing on it: 526 MiB on an H200 with CUDA 13. torch opens all
 # GPUs of an NVSwitch machine where it copies between two.
 _CONTEXT_BYTES = 640 * 2**20
 # The driver's utilization may include the end of our own earlier work; below this, no other process is working.
@@ -59,7 +59,7 @@ def errors(run: Run, position: int) -> Iterator[str]:
         yield amount(grown[1] - grown[0], "new NVLink error")
 
 
-# Thermal and power throttling lasts for seconds, and the driver renews utilisation a few times a second.
+# Thermal and power throttling lasts for seconds, and the driver renews utilization a few times a second.
 _PERIOD_S = 0.25
 
 
@@ -79,8 +79,7 @@ class Occupants:
         """Return how many of the processes on a GPU are not ours; None if NVML does not report them.
 
         Inside a container NVML may give the host's ids, and none of them is ours by number. Each of ours is on each
-        GPU, so then as many of those that were not there before are taken for ours. Which ones does not matter for the
-        count.
+        GPU, so as many of the new ones count as ours; which ones they are does not matter for the count.
         """
         if pids is None:
             return None

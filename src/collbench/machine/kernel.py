@@ -56,7 +56,7 @@ def gpus_on_pci(root: pathlib.Path) -> int | None:
 
 
 def has_gpu_files(root: pathlib.Path = _ROOT) -> bool:
-    """Return whether this process sees device files of NVIDIA GPUs, a container those that it was given."""
+    """Return whether this process sees device files of NVIDIA GPUs; a container sees those that it was given."""
     files = {file.name for file in entries(root / "dev")}
     return "nvidiactl" in files and any(re.fullmatch(r"nvidia\d+", name) for name in files)
 

@@ -80,7 +80,7 @@ _FIRST_PORT, _PORTS = 10_000, 20_000
 # Numbers in variables: int() refuses 4,300 digits, and no launcher sets more than these.
 NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _LONGEST_SHOWN = 40
-# Of one job, one for each GPU: several times what the largest machines have.
+# Ranks of one job, one per GPU: several times what the largest machines have.
 _MAX_RANKS = 2**20
 
 

@@ -16,8 +16,8 @@ _LIBRARY = "libnccl.so.2"
 def find_nccl(explicit: str | None, open_library: Callable[[str], _native.Nccl] = _native.Nccl) -> _native.Nccl:
     """Return NCCL from the user's path, this process, torch's wheel, or the system, in that order.
 
-    What exists first is used: a path that the user gave, or a wheel, that fails is an error and never a fall-through,
-    for then another library than the job's would be timed. Raises MachineError.
+    The first that exists is used. If a path that the user gave or a wheel fails, that is an error, never a
+    fall-through: another library than the job's would be timed. Raises MachineError.
     """
     if explicit:
         return _open(explicit, open_library, "check --nccl and COLLBENCH_NCCL")

@@ -136,7 +136,7 @@ def _physical_cores(root: pathlib.Path, cores: Collection[int]) -> list[int]:
 def _spread(cores: list[int]) -> list[int]:
     """Return at most MAX_DEVICES of `cores`, evenly spaced.
 
-    Neighbours share a cache slice or a die, so the first eight would show one corner of the machine.
+    Neighbors share a cache slice or a die, so the first eight would show one corner of the machine.
     """
     count = min(len(cores), MAX_DEVICES)
     return [cores[i * len(cores) // count] for i in range(count)]

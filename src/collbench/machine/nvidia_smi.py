@@ -236,7 +236,7 @@ def _matrix(text: str, source: _Source) -> tuple[_Header, list[_Row]]:
 def _is_header(line: str) -> bool:
     """Return whether a line begins with a GPU's name and has no label: a row that was cut before its X has others.
 
-    N/A alone is none: an affinity below the matrix may be unknown.
+    N/A is no label here: an affinity below the matrix may be unknown.
     """
     columns = _COLUMN.findall(line)
     known = [column for column in columns if column != machine_labels.UNKNOWN]
@@ -314,7 +314,7 @@ def _affinity(kind: str, header: _Header, rows: list[_Row]) -> tuple[str, ...]:
 # Runs `nvidia-smi topo` in the background, while the driver starts.
 
 _TOPOLOGY, _PEERS = ("topo", "-m"), ("topo", "-p2p", "r")
-# From the start on. It takes 0.1 to 1 s, without persistence mode several; opening the GPUs takes as long.
+# Seconds from its start. It takes 0.1 to 1 s, without persistence mode several; opening the GPUs takes as long.
 _LIMIT_S = 10.0
 
 

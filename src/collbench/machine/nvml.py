@@ -21,8 +21,8 @@ from collbench.model.run import Device, Health, Path, PeerReadWrite, PeerStatus
 # nvmlValueType_t → the member of the value union that holds it [nvml.h, r580]
 _UNION_MEMBER = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
-# Entries behind those that are asked for. Of NVLink's error counters r580's library writes behind the last one: seen on
-# 4 × H200 (580.159.04) with blocks of memory that end at a guard page; without, one run in some hundreds ended with
+# Spare entries behind those that are asked for: r580's library writes behind the last of NVLink's error counters, seen
+# on 4 × H200 (580.159.04) with blocks of memory that end at a guard page; without, one run in some hundreds ended with
 # "free(): invalid next size" [benchmarks/README.md].
 _ROOM = 128
 
@@ -105,7 +105,7 @@ _HIDDEN_REMOTE = "FFFFFFFF:FF:FF.0"
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Active NVLinks of one GPU: how many end at each neighbour's PCI bus id, and how many at a switch."""
+    """Active NVLinks of one GPU: how many end at each neighbor's PCI bus id, and how many at a switch."""
 
     neighbours: Mapping[str, int]
     switch: int
@@ -362,8 +362,8 @@ class Nvml:
             nvlink_replays=replays(gpu, links),
             nvlink_errors=errors(gpu, links),
             ecc_errors=gpu.integer("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
-            # Others than this one: right only before collbench opens the GPU. In a container NVML may give host ids,
-            # and a context of ours counts as another: health.Occupants distinguishes them.
+            # Processes other than this one: right only before collbench opens the GPU. In a container NVML may give
+            # host ids, and a context of ours counts as another: health.Occupants distinguishes them.
             processes=None if pids is None else len(pids - {os.getpid()}),
             pcie_generation=gpu.integer("nvmlDeviceGetCurrPcieLinkGeneration"),
             pcie_width=gpu.integer("nvmlDeviceGetCurrPcieLinkWidth"),

@@ -43,8 +43,8 @@ _PCIE_X16_GBS = {1: 4.0, 2: 8.0, 3: 15.75, 4: 31.5, 5: 63.0}
 FASTEST_SLOT_GBS = max(_PCIE_X16_GBS.values())  # for a slot that nothing reports
 
 
-# What is faster than a path's limit by more takes NVLinks that no label shows; what is below this share of it lacks
-# links, or runs them slower (docs/method/verdicts.md 3, 5).
+# Above the first share of its limit, a path takes NVLinks that no label shows; below the second, it lacks links or runs
+# them slower (docs/method/verdicts.md 3, 5).
 HIDDEN, DEGRADED = 1.05, 0.7
 
 

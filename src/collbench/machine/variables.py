@@ -18,7 +18,7 @@ OF_CUDA = (
     "CUDA_LAUNCH_BLOCKING",
     "CUDA_MODULE_LOADING",
 )
-# [PyTorch, "CUDA Environment Variables"]. Only what allocates by torch heeds them.
+# [PyTorch, "CUDA Environment Variables"]. Only torch's allocator reads them.
 OF_TORCH = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 
 

@@ -79,7 +79,7 @@ def _read(devices: Sequence[Device], entries: Sequence[str], *, by_uuid: bool, a
         if len(named) != 1:
             why = f"'{entry}' {'fits several GPUs' if named else 'names no GPU here'}, and CUDA ignores the rest"
             return Seen(tuple(selected), why, certain=alike or not selected)
-        if named[0] in selected:  # torch.cuda counts so, too
+        if named[0] in selected:  # torch.cuda counts the same way
             return Seen((), f"'{entry}' names {named[0].tag} again, and CUDA then shows no GPU at all")
         selected += named
     return Seen(tuple(selected), certain=alike)

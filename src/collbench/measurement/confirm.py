@@ -23,20 +23,21 @@ from collbench.model.operations import Work
 from collbench.model.run import Measurement, Members, Pair, Run, device_sets, tags
 from collbench.model.units import abridged
 
-# An accusation is one of many that chance could have made. Chance makes it once more as rarely as any other, if none of
-# the trials that led to it count: they were selected by it.
+# Chance can make one of many accusations, but rarely makes the same one twice. The trials that led to it do not count
+# the second time, because the accusation selected them.
 _TRIALS = 7
 # Four pairs show whether a GPU, an uplink or a label is slow; seven trials of each take a second.
 _MAX_PAIRS = 4
 _BUDGET_S = 0.5
-# The fewest that are judged: what they accuse is measured again, and copies of 1 GiB through host memory take 0.1 s.
+# The fewest trials that are judged: what they accuse is measured again, and copies of 1 GiB through host memory take
+# 0.1 s.
 _STAGED_TRIALS = 3
 
 
 def confirm(
     backend: Backend, plan: Plan, run: Run, rule: StoppingRule, watcher: Watcher, say: Callable[[str], None]
 ) -> None:
-    """Measure the pairs again that the run's verdicts rest on, into the run: of their data points only this counts.
+    """Measure the pairs again that the run's verdicts rest on, into the run; only these trials of them count.
 
     The trials are isolated. A pair that can no longer be measured keeps the trials it has, and its failure.
     """
@@ -70,7 +71,7 @@ def confirm(
 def _unconfirmed(run: Run, verdict: Verdict, again: AbstractSet[Pair]) -> Sequence[Pair]:
     """Return the pairs to measure again for a verdict on rates: so many that with those of `again` there are enough.
 
-    If it is about one GPU, one element or all pairs of its labels, four are, else all: each was accused by itself.
+    Four are enough if it is about one GPU, one element or all pairs of its labels; else all, each accused by itself.
     """
     if verdict.severity is not Severity.CONTRADICTION or verdict.kind is Kind.IMPOSSIBLE or not verdict.measured:
         return ()
@@ -84,7 +85,7 @@ def _unconfirmed(run: Run, verdict: Verdict, again: AbstractSet[Pair]) -> Sequen
 
 @dataclass(frozen=True, slots=True)
 class _Again:
-    """What measures isolated trials after a run, for the run."""
+    """Measures isolated trials after a run, into the run."""
 
     backend: Backend
     plan: Plan
@@ -114,8 +115,8 @@ class _Again:
     def through_host(self, diagnosis: Diagnosis, say: Callable[[str], None]) -> None:
         """Measure copies through host memory where they may be faster: both ways of the slowest pair of each label.
 
-        Pairs of one label with other limits count as of another. What fails is left out, as the run is complete without
-        it; what hangs is kept: jobs send through host memory, too.
+        Pairs of one label with different limits count as different labels. What fails is left out, because the run is
+        complete without it; what hangs is kept, because jobs send through host memory, too.
         """
         slowest: dict[tuple[str, float | None], Reading] = {}
         for reading in sorted(diagnosis.unstaged, key=lambda reading: reading.gbs):
@@ -147,7 +148,7 @@ class _Again:
         )
         fresh = replace(self.run, measurements=[], skipped=[], latencies=[], interference_checks=[])
         owed = replace(self.rule, screening=trials, deciding=trials)
-        # The run is complete but for this.
+        # The run is complete without this.
         made = Trials(again, fresh, owed, replace(self.watcher, keep=lambda: None))
         ended: BackendError | None = None
         try:

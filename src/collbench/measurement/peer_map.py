@@ -61,7 +61,7 @@ SIZES = (4 * 2**10, 16 * 2**20)
 _ITERATIONS, _BATCHES = 4, 3
 # So many links without an answer show that the host is too busy for the others, which would take as long.
 _MAX_UNKNOWN = 2
-# Without NVSwitch the driver enables so many peers of a GPU at a time.
+# Without NVSwitch the driver enables at most so many peers of a GPU at a time.
 _MAX_PEERS = 8
 
 # Opens a backend on these of the machine's positions. Raises CollbenchError.
@@ -230,14 +230,14 @@ def _crossings(
 ) -> Iterator[Crossing]:
     """Yield what crosses a link by each of these ways; larger messages are not sent where smaller ones fail."""
     for work in ways:
-        # Without peer access the driver would send what the copy engine copies through the host.
+        # Without peer access the driver would send the copy engine's copies through the host.
         refusal = refusals[KERNEL_WRITE if work == COPY_ENGINE else work]
         if refusal is not None and refusal.kind is not SkipKind.CACHE:
             yield Crossing(work, sizes[-1], refusal=refusal)
             continue
         for size in sizes:
             crossing = _cross(backend, work, size, members)
-            # From a cache, reads by a kernel would seem too fast: that they arrive is what counts.
+            # A cache may make a kernel's reads seem too fast: only their arrival counts.
             yield replace(crossing, gbs=None) if refusal else crossing
             if crossing.state is PeerState.UNKNOWN:  # the other ways would take as long
                 return

@@ -77,8 +77,8 @@ _MAX_COVERED = 14
 # is ten times slower than an NVLink and a GPU's memory five times faster. 256 MiB take 4.9 ms at 55 GB/s (PCIe gen 5),
 # 8 GiB take 4 ms at 2,080 GB/s, as nvbandwidth's 16 × 512 MiB do [2 × H200]; a batch's start and end are 10 µs.
 _COVERED_BATCH_BYTES, _HOST_BATCH_BYTES, _LOCAL_BATCH_BYTES = 256 * 2**20, 512 * 2**20, 8 * 2**30
-# Accesses of a pointer chase: 248 on each of an H200's 132 multiprocessors, 28 ms. From one multiprocessor to the next
-# takes the time of about one access.
+# Accesses of a pointer chase: 248 on each of an H200's 132 multiprocessors, 28 ms. Going from one multiprocessor to the
+# next takes about as long as one access.
 _CHASE_ACCESSES = 32768
 # A chain of collectives ends when its last rank does, later than the root of a broadcast: in a chain of 2 × 64 MiB on
 # 4 × H200 that drain was 15% of the time. So chains are longer than batches of copies, and those of many ranks, whose
@@ -114,7 +114,7 @@ def requested_iterations(count: int) -> int:
     return min(count, _LONGEST_CHAIN)
 
 
-# How much a batch moves: the longer, the less of it is its start and end; as long as the time allows.
+# How much a batch moves: as much as the time allows, because its start and end are then a smaller part.
 
 # Verification, launches and extra trials need their share of the time too.
 _SHARE = 0.45
@@ -319,7 +319,7 @@ def unordered_pairs(devices: int) -> tuple[Members, ...]:
 _LAUNCHES = 20
 _SHORTEST_BUDGET = 1.0
 # A copy of this size shows what a host link carries: at 55 GB/s (PCIe gen 5) it takes 1.2 ms, its start some µs. Larger
-# ones would pin as much host memory on every NUMA node for every GPU (host_memory.cpp), which everybody then lacks.
+# ones would pin as much host memory on every NUMA node for every GPU (host_memory.cpp), which other programs then lack.
 _LARGEST_ON_A_NODE = 64 * 2**20
 # docs/method/choosing.md 5: finalists are compared by at least six trials each.
 _TRIALS_OF_SETS = 6
@@ -352,7 +352,7 @@ class Request(Asked):
 
     @property
     def fewest_devices(self) -> int:
-        """How many devices it needs: one has a host link and a memory, as far as the backend copies with these."""
+        """How many devices it needs: one is enough for its host link and memory, if the backend copies with these."""
         if capabilities(self.backend).cores:
             return 2
         with_one = self.kind is CommandKind.COPIES and any(v.endpoints is Endpoints.DEVICE for v in self.copies)
@@ -374,7 +374,7 @@ class Request(Asked):
     def supported_by(self, nccl: str) -> tuple[Request, list[Skipped]]:
         """Return the request without kinds of memory that this version of NCCL lacks ("" for no NCCL), and these.
 
-        Raises UsageError where they were asked for by name: only small all-reduces are on what there is.
+        Raises UsageError for a kind that was asked for by name; `layers` need not have every kind.
         """
         why = {work: work.registration.lacking(nccl) if nccl else "" for work in self.collectives}
         skipped = [Skipped(SkipKind.OLD_NCCL, work, detail=f"it {reason}") for work, reason in why.items() if reason]
@@ -565,7 +565,7 @@ def _device_sets(variant: Variant, n: int) -> tuple[Members, ...]:
 
 
 def _sets(request: Request, n: int) -> tuple[Members, ...]:
-    """Return the communicators' members: named sets, every pair, neighbours, or all devices. Raises UsageError."""
+    """Return the communicators' members: named sets, every pair, neighbors, or all devices. Raises UsageError."""
     if request.sets is not None:
         return _checked_sets(request.sets, n)
     if request.pairs:

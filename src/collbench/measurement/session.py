@@ -43,7 +43,7 @@ class Session:
         ranks: LaunchedRanks | None = None,
         begun: Begun | None = None,
     ) -> None:
-        """Open the request's devices, of `ranks` each one's; `begun` is what `factory.begin` returned."""
+        """Open the request's devices, those of all `ranks` if given; `begun` is what `factory.begin` returned."""
         if path is not None:
             run_file.check_writable(path, replace=request.force)
         self._request, self._warn = request, warn

@@ -17,9 +17,9 @@ _SEED = re.compile(r"\d{1,9}", re.ASCII)
 def parse_skew(text: str) -> Skew | None:
     """Return the skew that `text` names: "uniform" (None), "zipf:EXPONENT[:SEED]" or a matrix file. Raises UsageError.
 
-    A seed says which ranks are popular, 0 without one and whatever the seed of a run is, so that runs compare. The file
-    is as NCCL_TESTS_ALLTOALLV_MATRIX_FILE names one for nccl-tests: a row of the matrix on each line, in bytes,
-    separated by blanks; each is cut to whole units of 16 bytes.
+    The seed says which ranks are popular. It defaults to 0, not to the run's seed, so that runs compare. The file is as
+    NCCL_TESTS_ALLTOALLV_MATRIX_FILE names one for nccl-tests: a row of the matrix on each line, in bytes, separated by
+    blanks; each is cut to whole units of 16 bytes.
     """
     kind, colon, parameters = text.strip().partition(":")
     if kind.lower() == "uniform" and not colon:

@@ -43,7 +43,7 @@ from collbench.model.units import grouped
 _MIB = 2**20
 # ±1% for messages that keep a link busy, ±3% where launch jitter is part of the time.
 _LARGE, _SMALL = 0.01, 0.03
-# Noise has stabilised when two more trials change its estimate by less than a tenth: more will not narrow it soon.
+# Noise has stabilized when two more trials change its estimate by less than a tenth: more will not narrow it soon.
 _STABLE_CHANGE = 0.10
 _STABLE_TRIALS = 8
 
@@ -76,7 +76,7 @@ def _noise_is_stable(trials: Sequence[float]) -> bool:
 # The error of a data point's median, a ratio, at which a pair that is 8% slow is found 99 times of 100
 # (benchmarks/ties.py).
 _ERROR = 0.008
-# At σ = 2% ten trials reach it and at 2.4% fifteen. Up to 4% fifteen still help; beyond, a first look cannot.
+# At σ = 2% ten trials reach it and at 2.4% fifteen. Up to 4% fifteen still help; above, a first look cannot decide.
 _MAX_NOISE = 0.04
 _MAX_TRIALS = 15
 
@@ -184,7 +184,7 @@ class Trials:
             measurement.stop = measurement.stop or stop_reason(measurement, self._rule.precision) or StopReason.BUDGET
 
     def around_faults(self, phase: Callable[[], _Result]) -> _Result:
-        """Return what a phase before the trials does, repeated without the devices that deliver wrong data."""
+        """Return the result of a phase before the trials, repeated without the devices that deliver wrong data."""
         while True:
             try:
                 return phase()

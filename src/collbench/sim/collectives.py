@@ -113,7 +113,7 @@ def _greedy(members: Sequence[int], arcs: Links, cycles: list[Cycle] | None, bou
 
 
 def _roomiest(cycles: list[Cycle], left: Mapping[Arc, int], arcs: Links) -> Cycle | None:
-    """Return the fastest ring, of those as fast the one whose tightest arcs have the most links left."""
+    """Return the fastest ring; of equal ones, the one whose tightest arcs have the most links left."""
     return max(
         cycles,
         key=lambda ring: (min(arcs[arc][1] for arc in ring), sum(1 - 1 / left[arc] for arc in ring)),
@@ -159,8 +159,8 @@ def _exact(cycles: list[Cycle], arcs: Links) -> float:
     return float(-solved.fun) if solved.success else 0.0
 
 
-# In which order a ring that leaves the NVLinks should pass the GPUs: neighbours in the PCIe tree one after another.
-# A ring that passes each branch of the tree in one go crosses each uplink once each way, which no order can better.
+# In which order a ring that leaves the NVLinks should pass the GPUs: neighbors in the PCIe tree one after another. A
+# ring that passes each branch of the tree in one go crosses each uplink once each way, which no order can better.
 # NVLinks, and links with a limit of their own, make other orders worth a search.
 
 Order = tuple[int, ...]
@@ -268,7 +268,7 @@ def _bound(network: Network, hops: Hops, members: Order) -> float:
 
 
 def _improved(hops: Hops, order: Order) -> tuple[Order, float]:
-    """Return the order after 2-opt: parts are turned round, and members moved, as long as that helps."""
+    """Return the order after 2-opt: parts are reversed, and members moved, as long as that helps."""
     best = float(rates(hops, [order])[0])
     while True:
         others = [*_turned(order), *_moved(order)]
@@ -391,7 +391,7 @@ class Truth:
         return self._alike is not None or bool(self._nvlinked[np.ix_(tuple(inside), tuple(inside))].all())
 
     def _on_a_switch(self, members: Members) -> Rings:
-        """All rings of NCCL's take one order, which knows of no slow path: the slowest that it may meet counts."""
+        """All of NCCL's rings take one order, chosen without knowing slow paths: the slowest possible one counts."""
         limit = self._alike or float(self._own[np.ix_(members, members)].min())
         latency = self._network.collective[members[0], members[1]].latency_us
         return Rings(limit, self._shares[Medium.NVLINK], latency, self._bottlenecks(frozenset(members)))

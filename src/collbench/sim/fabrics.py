@@ -25,7 +25,7 @@ from collbench.runfile.codec import FileFormat, build
 # Rates are what is achieved, in GB/s and one direction; delays are in µs. GPUs are referred to by position.
 
 _UNKNOWN_HEALTH = Health()
-# From a broken link's rate to any future one: values beyond are typing errors, and might overflow.
+# From a broken link's rate to any future one: values beyond are typos, and might overflow.
 _MIN_GBS, _MAX_VALUE = 1e-6, 1e15
 _Rate = Annotated[float, Range(_MIN_GBS, _MAX_VALUE, "a plausible number above 0")]
 _Number = Annotated[int, Range(1, _MAX_VALUE, "a plausible number above 0")]
@@ -421,7 +421,7 @@ _fields = cache(typing.get_type_hints)
 
 
 def _refuse_unknown(kind: Any, data: Any, where: str) -> None:
-    """Raise ValueError for a key that no field has: a typing error would else be a default."""
+    """Raise ValueError for a key that no field has: a typo would otherwise mean a default."""
     if isinstance(data, list):
         inner = typing.get_args(kind)[:1]
         for number, item in enumerate(data):

@@ -82,7 +82,7 @@ _NCCL_WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9.]+)\.dist-info")
 
 def software(nccl: str | None) -> Software:
     """Return what is installed; `nccl` is the library that the user named, None if none was."""
-    try:  # as a measurement opens it, and asked for its version only
+    try:  # opened as by a measurement, but only asked for its version
         library = find_nccl(nccl)
         timed = {"nccl": format_version(library.version), "nccl_path": library.path}
     except MachineError as error:

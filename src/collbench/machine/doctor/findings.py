@@ -38,7 +38,7 @@ class Driver:
     gpus: tuple[GpuState, ...] = ()
     paths: tuple[Path, ...] = ()
     virtualization: str = ""
-    on_the_bus: int | None = None  # NVIDIA GPUs that PCI has
+    on_the_bus: int | None = None  # NVIDIA GPUs on PCI
     nvidia_smi: str = ""  # that program's path
     missing: bool = False  # the driver's library is not here
     advice: str = ""  # what to do about the error
@@ -158,7 +158,7 @@ def status(findings: Sequence[Finding]) -> int:
     return FAILED if any(finding.level is Level.FAIL for finding in findings) else 0
 
 
-# A finding whose group is not yet known: all lines that one function judges are of the same.
+# A finding whose group is not yet known: all lines of one judging function are in the same group.
 Line = Callable[[Topic], Finding]
 Lines = Iterator[Line]
 

@@ -252,7 +252,7 @@ def _links(facts: MachineFacts) -> Lines:
     text = counted(sorted((path.label for path in paths), key=labels.rank_key))
     yield ok("labels", f"{amount(len(paths), 'pair')}: {text}")
     yield _peers(paths, gpus)
-    most: dict[str, int] = {}  # NVLinks that are up, by product; cards without a bridge have none, and all alike
+    most: dict[str, int] = {}  # NVLinks that are up, by product; all cards without a bridge have none
     for gpu in visible:
         most[gpu.device.name] = max(most.get(gpu.device.name, 0), gpu.links_up)
     fewer = [gpu for gpu in visible if gpu.links_up < most[gpu.device.name]]
@@ -338,7 +338,7 @@ def _torch(facts: MachineFacts) -> Line:
     text = f"{software.torch}, built for CUDA {software.torch_cuda}"
     ours, theirs = _major(software.libcuda or facts.driver.cuda), _major(software.torch_cuda)
     if ours is not None and theirs is not None and ours < theirs:
-        # Within one major version any driver will do [CUDA compatibility guide, "minor version compatibility"].
+        # Within one major version any driver works [CUDA compatibility guide, "minor version compatibility"].
         fix = f"install a driver for CUDA {theirs}, or torch built for CUDA {ours}"
         return fail("torch", f"{text}; the driver has {ours}", fix)
     return ok("torch", text)

@@ -30,8 +30,8 @@ class Certainty(StrEnum):
 class _Found(NamedTuple):
     """What is the matter with a link, and what to do about it.
 
-    `each` names the parts that have the fact, which the text ends with: of links that differ in them alone the cause is
-    one. `command` can be pasted into a shell, once for each of the parts if it has a place for one ("{}").
+    `each` names the parts that have the fact, which the text ends with: links that differ only in these have one cause.
+    `command` can be pasted into a shell, once for each of the parts if it has a place for one ("{}").
     """
 
     certainty: Certainty
@@ -65,7 +65,7 @@ class _Whole(NamedTuple):
     """What all links show together."""
 
     offered: bool  # whether the driver offers P2P over PCIe for any
-    nccl_fails: bool  # with an error, as no link did
+    nccl_fails: bool  # with an error, although no link did
     carried: Mapping[int, float]  # by the GPUs' indices: the highest rate of what crossed a link of each, GB/s
 
 
@@ -75,7 +75,7 @@ class _Case:
 
     link: PeerLink
     label: str
-    ends: tuple[GpuState, ...]  # those that the driver tells of
+    ends: tuple[GpuState, ...]  # those that the driver reports
     slots: tuple[Slot, Slot]
     facts: MachineFacts
     variables: Mapping[str, str]
@@ -101,10 +101,10 @@ class _Case:
 
 
 def causes(peer_map: PeerMap, facts: MachineFacts) -> tuple[PeerCause, ...]:
-    """Return the causes of what the links show: of what is wrong first, of these the surest; alike ones are together.
+    """Return the causes of what the links show: those of faults first, the surest of them first, like ones together.
 
-    Of causes that are equally sure those come first whose fact is on the fewest links without the symptom, and of these
-    those that explain the most links. Before all of them comes what stops NCCL even where P2P is not offered.
+    Among equally sure causes, those whose fact is on the fewest links without the symptom come first, then those that
+    explain the most links. What stops NCCL even where P2P is not offered comes before all of them.
     """
     grouped: dict[tuple[str, _Found], list[tuple[Link, tuple[str, ...]]]] = {}
     explained, spared = Counter[str](), Counter[str]()  # by cause: links with its fact, with the symptom and without
@@ -181,7 +181,7 @@ _INSTEAD = "NCCL sees this and uses host memory; start vLLM and SGLang with --di
 
 
 def _gpu_model(case: _Case) -> _Found | None:
-    """Of GeForce cards only those with an NVLink bridge have peer access in NVIDIA's own driver."""
+    """NVIDIA's own driver gives peer access only to GeForce cards with an NVLink bridge."""
     named = case.status is PeerStatus.GNS
     own_driver = not case.whole.offered and any("GeForce" in name for name in case.names)
     if not named and not (case.over_pcie and own_driver):
@@ -215,7 +215,7 @@ _FLAVORS = {True: " (open kernel modules)", False: " (proprietary kernel modules
 
 
 def _patched(case: _Case) -> _Found | None:
-    """A driver that offers GeForce cards P2P over PCIe is not NVIDIA's own; so is one whose settings force it."""
+    """A driver that offers GeForce cards P2P over PCIe, or whose settings force P2P, is not NVIDIA's own."""
     forced = [word for word in case.facts.host.registry.split(";") if _forces_p2p(word)]
     geforce = case.over_pcie and any("GeForce" in name for name in case.names)
     if not forced and not geforce:
@@ -316,7 +316,7 @@ def _reduced(case: _Case, part: Literal["width", "generation"]) -> Iterator[GpuS
 
 
 def _below_best(case: _Case, what: str, each: Sequence[str], firmware: str) -> _Found | None:
-    """It holds back copies through host memory as much, so it is not why these are faster."""
+    """It slows copies through host memory just as much, so it does not explain why these are faster."""
     if not case.over_pcie or not each:
         return None
     slower = case.link.state is PeerState.SLOW
@@ -392,7 +392,7 @@ def _no_shared_memory(case: _Case) -> _Found | None:
 
 
 def _shared_memory(case: _Case) -> _Found | None:
-    """Where NCCL uses no P2P it needs some, unless driver and NCCL are newer: those need no file."""
+    """Where NCCL uses no P2P it needs shared memory, in a file unless driver and NCCL are newer."""
     host = case.facts.host
     if host.shm is None or min(host.shm.total, host.shm.free) > _DOCKER_SHM:
         return None
@@ -442,7 +442,7 @@ _TABLE: tuple[tuple[str, Callable[[_Case], bool], Callable[[_Case], _Found | Non
 
 
 def held_back(peer_map: PeerMap, every: Sequence[PeerCause]) -> tuple[PeerCause, ...]:
-    """Return the causes for which links that work are slow, and copies through host memory with them."""
+    """Return the causes that slow links that work, and copies through host memory as well."""
     works = {link.devices for link in peer_map.links if link.state is PeerState.WORKS}
     return tuple(cause for cause in every if cause.name in _BELOW_BEST and works.issuperset(cause.links))
 

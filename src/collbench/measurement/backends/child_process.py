@@ -20,7 +20,7 @@ from collbench.model.errors import BackendError, Cause, Failure, FailureKind, di
 
 # A process that died closes its pipe first; one that is killed needs a moment to give its memory back.
 EXIT_S = 5.0
-# What an answer may take longer because its process cannot run, as others have the cores. On 2% of a core, beside ten
+# Seconds by which an answer may be late because others have the cores of its process. On 2% of a core, beside ten
 # spinning processes in groups of their own, 0.3 s of work took 16 s.
 STARVED_S = 30.0
 _SLICE_S = 0.25
@@ -44,10 +44,10 @@ class Child:
     ) -> None:
         """Start `python -m MODULE FD WORDS…` and return at once; FD is the worker's end of the pipe.
 
-        What it writes to stderr is kept for `last_line`, and so is its stdout unless `stdout` is a file descriptor. It
-        inherits the open `files`.
+        `last_line` reads what it writes to stderr, and to stdout unless `stdout` is a file descriptor. It inherits the
+        open `files`.
         """
-        pathlib.Path.cwd()  # if it was deleted, this says so, while torch would not load for reasons that it invents
+        pathlib.Path.cwd()  # raises if it was deleted: torch would fail to load with a misleading error
         self._stderr = tempfile.TemporaryFile(prefix="collbench-worker-")  # noqa: SIM115  # closed when it is reaped
         self.pipe: Connection[Any, Any]
         self.pipe, theirs = Pipe()
@@ -63,15 +63,15 @@ class Child:
             )
 
     def send(self, request: object) -> None:
-        """Send a request. A worker that is gone shows where its answer is waited for."""
+        """Send a request. If the worker is gone, `receive` raises."""
         with suppress(OSError):
             self.pipe.send(request)
 
     def receive(self, timeout_s: float, starved_s: float = 0.0) -> Any:
         """Return the next answer. Raises ChildLost after this many seconds of silence, or if the worker has exited.
 
-        Time in which the worker waits for a core, or is stopped, is no silence, for `starved_s` seconds at most. After
-        these the failure is no hang, unless the worker ran for most of the time.
+        Up to `starved_s` seconds in which the worker waits for a core, or is stopped, are not silence. After these the
+        failure is not a hang, unless the worker ran for most of the time.
         """
         starvation = Starvation([self.process.pid], starved_s)
         try:
@@ -88,17 +88,17 @@ class Child:
 
     def reap(self, seconds: float = EXIT_S) -> None:
         """Wait a while for a killed process to exit and release its memory on the GPUs."""
-        with suppress(subprocess.TimeoutExpired):  # stuck in the driver: it goes when the driver lets go
+        with suppress(subprocess.TimeoutExpired):  # stuck in the driver: it ends when the driver's call returns
             self.exit_status(seconds)
         self._stderr.close()
 
     def exit_status(self, seconds: float) -> int:
-        """Wait so long for the process to exit, and return its status. Raises TimeoutExpired.
+        """Wait this long for the process to exit, and return its status. Raises TimeoutExpired.
 
-        Popen.wait with a timeout looks every 50 ms only, which is all there is where the kernel has no pidfd.
+        Popen.wait with a timeout looks only every 50 ms: it is used only where the kernel has no pidfd.
         """
         left = seconds
-        if self.process.poll() is None:  # else its number may be another's
+        if self.process.poll() is None:  # else its id may be another process's
             with suppress(OSError):
                 descriptor = os.pidfd_open(self.process.pid)
                 try:
@@ -135,7 +135,7 @@ class Scheduled(NamedTuple):
     ready: bool
 
     def lost_since(self, before: Scheduled) -> float:
-        """Return the share of the time since then in which they could not run."""
+        """Return the share of the time since `before` in which they could not run."""
         ran, waited = (max(0, new - old) for new, old in zip(self[:2], before[:2], strict=True))
         if ran + waited > 0:
             return waited / (ran + waited)
@@ -154,7 +154,7 @@ def scheduled(process_ids: Sequence[int]) -> Scheduled:
 
 
 class Starvation:
-    """How much of a wait for processes is silence: not the time in which they could not run, up to `most_s` seconds."""
+    """How much of a wait for processes is silence: all but up to `most_s` seconds in which they could not run."""
 
     def __init__(self, process_ids: Sequence[int], most_s: float) -> None:
         self._process_ids, self._most_s = process_ids, most_s
@@ -204,7 +204,7 @@ Result = TypeVar("Result")
 
 
 class Background(Generic[Result]):
-    """Work that begins at once. A thread that hangs in a library's call does not keep the process from its end."""
+    """Work that begins at once. A thread that hangs in a library's call does not keep the process from ending."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._work, self._results = work, list[Result]()

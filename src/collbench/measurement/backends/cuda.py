@@ -100,14 +100,14 @@ _PULLED = {Operation.CE_READ, Operation.SM_READ, Operation.H2D_CE, Operation.H2D
 # As nccl-tests warms up its loop (-w) [src/common.cu].
 _LAUNCH_WARMUP = 5
 _MIB = 2**20
-# Twice the largest L2 that we know (H200: 60 MB, B200: 126 MB): rotating through it, no message is served by a cache.
+# Twice the largest L2 that we know (H200: 60 MB, B200: 126 MB): no cache serves messages that rotate through it.
 _SMALLEST_BUFFER = 256 * _MIB
 # Where four times as much fits, there is room for more messages of a batch, and each is verified. By arithmetic, not
 # measured: 0.3 ms to poison and 0.3 ms to compare at 3 TB/s, beside 2.5 ms to copy at 400 GB/s.
 _ROOMY_BUFFER, _ROOMY_SHARE = 2**30, 4
 # NCCL's own buffers: about 10 MiB a channel and peer, up to 32 channels [NCCL docs, NCCL_BUFFSIZE = 4 MiB, in and out].
-# A GPU is in one for the world and one for each pair of its own. Where a launch loop is timed each of those but the
-# world has a second one: room for that, too, at the 24 channels that NCCL has on H200.
+# A GPU is in one for the world and one for each pair of its own. Where a launch loop is timed, each of those except the
+# world has a second one, which also fits at the 24 channels that NCCL has on H200.
 _ROOM_A_COMMUNICATOR = 512 * _MIB
 _ROOM_FOR_CUDA = 256 * _MIB
 _BUFFERS = 3  # source, send, target
@@ -128,7 +128,7 @@ class CudaBackend(Backend):
         self._ours = self._devices if world is None else (self._devices[world.position],)
         # NCCL's rank of each position.
         self._ranks = {at: rank for rank, at in enumerate(world.positions if world else range(len(self._devices)))}
-        # While NCCL's library is loaded, in 0.1 s, nothing else can be: all modules are there when that begins.
+        # Loading NCCL's library takes 0.1 s, in which nothing else can load: all modules are loaded before it begins.
         ordinals, ptx = _ordinals(self._ours), shipped_ptx()
         loading = Background(find_nccl) if find_nccl else None
         with explained("opening the GPUs", Cause.NOT_OPENED, self._devices, ours=self._ours):
@@ -147,7 +147,7 @@ class CudaBackend(Backend):
         return BackendFacts(
             self._free,
             self.capacity_bytes(),
-            kernel_image="ptx",  # what the driver compiles; runs of before 2026-11-22 may say "fatbin"
+            kernel_image="ptx",  # what the driver compiles; runs before 2026-11-22 may say "fatbin"
             nccl=format_version(self._nccl.version) if self._nccl else "",
             nccl_path=self._nccl.path if self._nccl else "",
             multicast=all(self._gpus.multicast_supported),
@@ -159,7 +159,7 @@ class CudaBackend(Backend):
         return self._devices
 
     def operations(self, variant: Variant) -> tuple[Operation, ...]:
-        """Return what moves bytes so, and the pointer chase: copy engine and multiprocessors, written and read."""
+        """Return what GPUs time in this variant: copies by either engine, written and read, and the pointer chase."""
         return variant.gpu_operations
 
     def free_bytes(self) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ class CudaBackend(Backend):
             capacity = self.capacity_bytes()
             roomy = min(_ROOMY_BUFFER, capacity // _ROOMY_SHARE)
             own = max(min(_SMALLEST_BUFFER, capacity), roomy)
-            # Windows are as large on all ranks, and a message has the same slot, which decides its data. Ranks in other
+            # Windows have one size on all ranks, and a message the same slot, which decides its data. Ranks in other
             # processes do not know what this GPU has room for.
             whole = max(largest_bytes, own if self._alone else _SMALLEST_BUFFER)
             # Pinning took 5 s for the 8 GiB of two H100s. So a batch of host copies has fewer slots, and fewer of its
@@ -194,7 +194,7 @@ class CudaBackend(Backend):
         """Return why these GPUs cannot run it: a kernel needs peer access, the copy engine does not.
 
         Where the driver called access possible and then refused it, the copy engine would be timed through host memory
-        under a name that promises more.
+        under the name of peer access.
         """
         if work.numa_node is not None:
             refusal = _native.node_memory_refusal(work.numa_node)
@@ -220,9 +220,9 @@ class CudaBackend(Backend):
                 self._collectives.prepare(self._by_rank(groups))
 
     def time(self, step: Step) -> Timing:
-        """Time a step, twice where the host was late, as one that was stopped. Raises DataCorruption, StepFailed.
+        """Time a step; repeat it once if the host was late, for example stopped. Raises DataCorruption, StepFailed.
 
-        UsageError: NCCL lacks it.
+        Raises UsageError for what NCCL lacks.
         """
         doing = f"{step.work} of {format_size(step.size_bytes)}"
         with explained(doing, Cause.REFUSED, self._devices, step, self._ours):
@@ -392,7 +392,7 @@ def _copying(step: Step) -> list[tuple[int, ...]]:
 def _transfers(work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return a group's transfers as the extension takes them.
 
-    Of host memory they are those of the first member: each other one has a group of its own (`_copying`).
+    With host memory they are those of the first member: each other one has a group of its own (`_copying`).
     """
     host = _HOST if work.numa_node is None else _HOST_NODE_0 - work.numa_node
 

@@ -134,7 +134,7 @@ _NVML = ExitStack()
 def resolve(name: str) -> tuple[str, str | None]:
     """Return the backend that `name` selects, and the reason to print if "auto" finds no GPU.
 
-    A GPU that the kernel shows and the driver's libraries do not is an error when it is opened: cores would hide it.
+    A GPU that the kernel shows but the driver's libraries do not is an error on opening: using cores would hide it.
     """
     if name != "auto":
         return name, None

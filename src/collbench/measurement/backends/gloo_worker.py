@@ -119,7 +119,7 @@ def _sorted_blocks(step: Step, members: Sequence[int]) -> Blocks:
 def _time_batch(
     run: Callable[[Message], object], messages: Sequence[Message], iterations: int, group: dist.ProcessGroup
 ) -> tuple[float, float]:
-    """Return this rank's seconds until the group had met, and per iteration, back to back after that."""
+    """Return this rank's seconds until the group has met, and per iteration of the back-to-back calls after that."""
     order = [messages[i % len(messages)] for i in range(iterations)]
     arrived = time.perf_counter()
     dist.barrier(group=group)

@@ -100,11 +100,11 @@ class Supervised:
         self._child: Child | None = None
         self._gone: list[Child] = []
         self._opening: Open | None = None
-        self._opens = False  # the answer to it has not been read
+        self._opens = False  # whether the answer to `open` has not been read
         self._facts: BackendFacts | None = None
         self._setup: list[Call] = []
         self._waiting: deque[Step] = deque()
-        self._sent = 0  # so many of the first waiting steps are with the child
+        self._sent = 0  # how many of the first waiting steps the child has
         self._warm = self._prepared = self._collects = False
         self._failed_starts, self._last_failure = 0, BackendError()
         self._seconds: dict[tuple[Work, int, int, int], float] = {}
@@ -282,13 +282,13 @@ class Supervised:
         wait = self._timeouts.for_step(step, self._seconds.get(_kind(step)), network=network)
         wait += 0 if self._warm else self._first_s()
         collective = step.work.operation.is_collective
-        if self._prepared:  # the first collective loads code of NCCL's
+        if self._prepared:  # the first collective loads NCCL's code
             return wait + (self._timeouts.first_s if collective and not self._collects else 0)
         prepares = self._opening is not None and self._opening.collectives
         return wait + (self._timeouts.communicators_s if collective or prepares else 0)
 
     def _first_s(self) -> float:
-        """Return what a worker's first step may take longer than others: later workers load what the first one did."""
+        """Return how many seconds longer a first step may take: later workers load what the first worker did."""
         most = self._timeouts.first_s
         return most if self._loading_s is None else min(most, _MULTIPLE * self._loading_s)
 
@@ -321,8 +321,8 @@ def _kind(step: Step) -> tuple[Work, int, int, int]:
 _WORKER = "collbench.measurement.backends.worker"
 _STDERR = 2  # the file descriptor
 _TIMEOUTS = Timeouts()
-# Where links are only tried: on 4 × H200 NCCL starts in 0.7 s, and a step of 16 MiB takes milliseconds. A device works
-# while its worker waits for a core: the worker's own watch finds a hang then, and nothing else.
+# For probes of links: on 4 × H200 NCCL starts in 0.7 s, and a step of 16 MiB takes milliseconds. A device works while
+# its worker waits for a core, so only the worker's own watch can find a hang then.
 OF_PROBES = Timeouts(opening_s=30.0, communicators_s=30.0, first_s=6.0, floor_s=2.0, copies_s=2.0)
 # Steps with the worker: one that it times, and enough behind it to cover the parent's own work between two answers.
 _AHEAD = 4
@@ -331,7 +331,7 @@ _AHEAD = 4
 class IsolatedBackend(Backend):
     """Times steps on GPUs in a worker process that is started again when a step breaks it.
 
-    In order: `start`, `list_gpus`, `open`, and the rest. The facts of opening are waited for when first needed.
+    Call in order: `start`, `list_gpus`, `open`, and the rest. The facts of opening are waited for when first needed.
     """
 
     name = "cuda"
@@ -364,7 +364,7 @@ class IsolatedBackend(Backend):
         return cast("bytes", self._worker.ask("unique_id", nccl_path))
 
     def open(self, opening: Open) -> None:
-        """Open the GPUs, and return at once. Errors come with the first question; our own watch waits for copies."""
+        """Open the GPUs, and return at once. The first question raises its errors; the worker watches its copies."""
         self._devices, copies_s = opening.devices, self._timeouts.copies_s
         self._worker.open(replace(opening, copies_s=copies_s))
         self._staged = Open(opening.devices, peers=False, copies_s=copies_s)
@@ -436,7 +436,7 @@ class IsolatedBackend(Backend):
     def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
         """Time steps one after another, a few of them with the worker at any time.
 
-        After a StepFailed none is, and `time` may be called before the next.
+        After a StepFailed the worker has none, and `time` may be called before the next.
         """
         source = iter(steps)
         step = next(source, None)

@@ -28,7 +28,7 @@ def parsed(log: str) -> dict[Link, str]:
 
 
 class TransportProbe:
-    """A process in which NCCL sends a verified all-to-all, which needs every link, and logs what it takes."""
+    """A process in which NCCL sends a verified all-to-all, which needs every link, and logs its transports."""
 
     def __init__(self) -> None:
         """Start the process, and return at once."""

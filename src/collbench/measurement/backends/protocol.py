@@ -97,7 +97,7 @@ def slowest(step: Step, timings: Sequence[Timing] | Mapping[int, Timing]) -> Tim
     """
 
     def by_rank(field: str) -> list[list[Any]]:
-        """Return what the ranks of each group have of it; nothing if some rank has not."""
+        """Return each group's values of this field by rank; nothing if some rank has none."""
         every = [[getattr(timings[rank], field) for rank in group] for group in step.groups]
         return [[own[index] for own in group] for index, group in enumerate(every)] if all(chain(*every)) else []
 
@@ -188,8 +188,8 @@ class OpenDevices:
     """Devices that were opened to be measured: what is known of them and of their machine.
 
     `health` reads the devices' current state, by position; `flags` returns what is wrong on some positions right now.
-    `environment` are the variables that change figures, `clock` gives the seconds that budgets count. `close` lets all
-    of it go and waits until the devices have their memory back.
+    `environment` are the variables that change figures, `clock` gives the seconds that budgets count. `close` releases
+    everything and waits until the devices have their memory back.
     """
 
     machine: Machine
@@ -265,8 +265,8 @@ class Open:
 class BackendFacts:
     """What opening found: what Backend's methods of these names return, the device code, and NCCL's version and file.
 
-    `multicast` is whether all GPUs support NVLink's, which NCCL's NVLS needs, None if that is not known. `peers[i][j]`:
-    CUDA lets GPU i reach GPU j's memory; empty if each GPU has a process of its own.
+    `multicast` is whether all GPUs support NVLink multicast, which NCCL's NVLS needs, None if that is not known.
+    `peers[i][j]`: CUDA lets GPU i reach GPU j's memory; empty if each GPU has a process of its own.
     """
 
     free_bytes: tuple[int, ...]

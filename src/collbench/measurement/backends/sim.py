@@ -1,7 +1,7 @@
 """The sim backend: a fabric file stands in for a machine, and its samples are drawn, never measured.
 
-It knows no sleep and no clock of this machine: a seed gives the same run everywhere. `clock` counts the seconds that
-the steps would have taken.
+It never sleeps and reads no clock of this machine: a seed gives the same run everywhere. `clock` counts the seconds
+that the steps would have taken.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BUFFERS = 3  # as on real GPUs: source, send, target
 # What a step costs in addition to its batches, for the clock alone: the trials of `pairs` on 4 × H200 were some 1300
 # steps, and 0.8 s of their 1.9 s was queueing and verifying (README.md).
 _STEP_S = 6e-4
-# By the simulated clock, as Timeouts.floor_s by a real one.
+# Seconds of the simulated clock until a hang is given up, as Timeouts.floor_s of a real one.
 _GIVEN_UP_S = 5.0
 # Noise may slow a link without limit, but a link that reaches 0.97 of its capacity [V100] is never faster than that.
 _FASTEST = math.log(0.97)
@@ -60,7 +60,7 @@ class _Cost(NamedTuple):
 
 
 def _messages(step: Step, members: tuple[int, ...]) -> Messages:
-    """Return what a collective's ranks send straight to each other, none where its data goes round rings."""
+    """Return what a collective's ranks send directly to each other, none where its data goes around rings."""
     row, ranks = step.work.operation.collective, range(len(members))
     if row.ring_bound:
         return {}

@@ -138,14 +138,15 @@ def call_of(  # as many as torch's own calls have together
 
 # What ranks send, and what must arrive: made, and compared without waiting.
 
-# Elements made and compared at a time: they stay in a core's cache, and a message costs no second one of GPU memory.
+# Elements made and compared at a time: they stay in a core's cache, and a message needs no second copy in GPU memory.
 _CORE_WINDOW, _GPU_WINDOW = 2**18, 2**22
 # All data are one random sequence of bytes, which repeats after a prime number of elements. Ranks, fillings and buffers
-# begin elsewhere in it, by primes: no swap of blocks or ranks, and no earlier result, goes unseen.
+# begin at places that are multiples of primes apart, so that no swap of blocks or ranks and no earlier result goes
+# unseen.
 _PERIOD = 2**22 - 3
 _RANK_SHIFT, _FILLING_SHIFT, _SALT_SHIFT = 4099, 104729, 7919
 
-# The largest integer up to which a type has all, and the largest power of two that it has.
+# Up to which integer a type has all integers, and how many factors of 2 it has room for.
 _EXACT = {
     "float8_e4m3fn": (16, 8),
     "float8_e5m2": (8, 15),
@@ -156,7 +157,7 @@ _EXACT = {
 }
 _WIDE = 2**15, 62  # others have more
 _MAX_VALUE = 8  # more different values find no more faults
-# What a reduction in place does not carry away when it is repeated.
+# What all ranks send so that a reduction in place, when repeated, has the same result.
 _NEUTRAL = {"sum": 0, "avg": 0, "prod": 1}
 _COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
@@ -170,8 +171,8 @@ _COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 def values_of(dtype: str, redop: str, ranks: int) -> range:
     """Return the integers that each rank may send so that the result is exact in this type; none if it cannot be.
 
-    Zero, which no buffer must keep, is among them only where there would be a single one. `redop` is "" for what only
-    moves.
+    Zero, which a buffer holds that nothing wrote, is among them only if there is just one other. `redop` is "" for what
+    only moves.
     """
     largest, exponent = _EXACT.get(dtype, _WIDE)
     match redop:
@@ -189,7 +190,7 @@ def values_of(dtype: str, redop: str, ranks: int) -> range:
 
 @functools.cache
 def _sequence(device: torch.device) -> torch.Tensor:
-    """Return the random sequence, and after it what a window needs that begins near its end."""
+    """Return the random sequence, and after it its beginning, for a window that begins near its end."""
     generator = torch.Generator().manual_seed(1)
     whole = torch.randint(0, 256, (_PERIOD,), dtype=torch.uint8, generator=generator)
     return torch.cat([whole, whole[: _window(device)]]).to(device)

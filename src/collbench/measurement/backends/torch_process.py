@@ -122,12 +122,12 @@ class TorchWorkers:
             worker.child.process.kill()
 
     def kill(self) -> None:
-        """End and reap the workers, also those that hang in a collective and would not listen."""
+        """End and reap the workers, also those that hang in a collective and would not notice a closed pipe."""
         self.interrupt()
         self.close()
 
     def close(self) -> None:
-        """Let the workers go, and end those that do not; does nothing the second time."""
+        """Let the workers exit, and kill those that do not; does nothing the second time."""
         for worker in self._workers:
             worker.child.pipe.close()  # they exit at once
         deadline = time.monotonic() + EXIT_S

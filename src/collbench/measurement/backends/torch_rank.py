@@ -59,8 +59,8 @@ def run(arguments: list[str], make_rank: Callable[[int, int, Any], object], open
     lifeline.leave_signals_to_parent()
     descriptor, rank, ranks = map(int, arguments[:3])
     backend, number = arguments[3], int(arguments[4])
-    # At any moment, in the middle of a collective too. The process ends by os._exit: FileStore's destructor would try
-    # to remove its file, or abort where it cannot.
+    # This process may end at any moment, also in a collective. It ends by os._exit: FileStore's destructor would try to
+    # remove its file, or abort where it cannot.
     lifeline.leave_with_parent(descriptor)
     if backend != "cuda":
         os.sched_setaffinity(0, {number})  # before there are other threads, which inherit the core
@@ -83,7 +83,7 @@ def run(arguments: list[str], make_rank: Callable[[int, int, Any], object], open
             pipe.send(answer)
     except (EOFError, ConnectionError):
         os._exit(0)  # at once, with all that is open: the driver takes back what CUDA and NCCL hold
-    except BaseException:  # noqa: BLE001  # the parent reads the last line of it
+    except BaseException:  # noqa: BLE001  # the parent reads the traceback's last line
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # at once: NCCL's threads would wait for a rank that is gone

@@ -43,7 +43,7 @@ from collbench.model.errors import CollbenchError, StepFailed
 from collbench.model.operations import Work
 from collbench.model.run import Refusal
 
-# Longer than NCCL needs to start; copies continue without it then.
+# Seconds; NCCL starts in fewer. After these, copies continue without it.
 _NCCL_TIMEOUT_S = 30.0
 
 
@@ -79,11 +79,11 @@ class _Worker:
         self._pipe, self._source, self._timeout_s = pipe, source, timeout_s
         self.list_gpus, self.unique_id = source.uuids, source.unique_id
         self._backend: Backend | None = None
-        # The creation of communicators, which takes NCCL 0.7 s: the parent continues meanwhile. No step may run
-        # meanwhile: NCCL's start waits for the devices, and a step holds them behind a blocking kernel until it is
-        # queued. On 4 × H200 that ended in a timeout of that kernel, after 4 s.
+        # The creation of communicators takes 0.7 s, in which the parent continues, but no step may run: NCCL's start
+        # waits for the devices, and a step holds them behind a blocking kernel until it is queued. On 4 × H200 that
+        # ended in a timeout of that kernel, after 4 s.
         self._preparation: Background[None] | None = None
-        self._left_s = 0.0  # of how long something waits for it
+        self._left_s = 0.0  # how many more seconds a call waits for it
 
     @property
     def _opened(self) -> Backend:
