@@ -46,7 +46,8 @@ def _digits(value: float) -> str:
 
 # How well the ratio is to be known unless somebody asks for more.
 PRECISION = 0.03
-# A GPU that works less of a step waits for its host: kernels' launches leave some per cent of gaps anyway.
+# A GPU that works for a smaller share of a step waits for its host: launches of kernels always leave gaps of some
+# percent.
 _BUSY = 0.9
 
 
@@ -89,8 +90,8 @@ class Rounding:
 class TrainingRun:
     """One run of the script. `order` counts all runs of the ablation as they were made, from 0.
 
-    `step_seconds` are all step times that were printed, the warm-up's too; `gpu_seconds` what the GPU worked in each
-    step, where the script prints that; `train_runtime` Hugging Face's, in seconds; `wall_seconds` from the start of
+    `step_seconds` are all step times that were printed, the warm-up's too; `gpu_seconds` the GPU's own time of each
+    step, where the script prints it; `train_runtime` Hugging Face's, in seconds; `wall_seconds` from the start of
     `collbench train` to its end.
     """
 
@@ -167,8 +168,8 @@ class StepSpread:
 class ArmsResult:
     """What came out, of both arms in their order.
 
-    `needed` is how many repeats would make the ratio precise to `Ablation.precision`, None if it is and where that
-    is beyond all reason; `gpu` is None if a script does not print the GPU's time. `rounding` is the part of half the
+    `needed` is how many repeats would make the ratio precise to `Ablation.precision`, None if it is precise, or if that
+    would take too many; `gpu` is None if a script does not print the GPU's time. `rounding` is the part of half the
     ratio's interval that the printed digits leave, as a share: more repeats do not narrow it.
     """
 
@@ -325,7 +326,7 @@ def in_turn(repeat: int, seed: int) -> tuple[int, int]:
 # The result of the runs: one value per run, the ratio of the arms, and its significance. Pure.
 
 
-# Of a run's steps the first tenth is warm-up, and three at least: allocator, lazy kernels, NCCL's connections.
+# The first tenth of a run's steps, at least three, are warm-up: allocator, lazy kernels, NCCL's connections.
 _WARM_UP_STEPS, _WARM_UP_PART = 3, 10
 
 
@@ -341,7 +342,7 @@ def step_value(run: TrainingRun, skip: int | None) -> float | None:
 
 
 def gpu_value(run: TrainingRun, skip: int | None) -> float | None:
-    """Return the median of what the GPU worked in a run's steps, in seconds; None if the script did not print it.
+    """Return the median of the GPU's own time of a run's steps, in seconds; None if the script did not print it.
 
     The warm-up is dropped where there is a time for each step; a script may measure only some steps after it.
     """
@@ -475,9 +476,10 @@ def _needed(sigma: float, wanted: float, level: float) -> int | None:
     return low if low < _MAX_REPEATS else None
 
 
-# Student's quantiles of 95% intervals. Who looks after each repeat whether to go on stops early where the runs happen
-# to agree: with 97.5% such intervals would hold 90 to 95% of true ratios, with 98.75% they hold 94.5 to 97.6% (sim:
-# 20,000 ablations each of six spreads from 0.5 to 10%, three to twenty repeats; tests/ablations/test_deciding.py).
+# Student's quantiles of 95% intervals. To decide after each repeat whether to go on is to stop early where the runs
+# happen to agree: with 97.5% such intervals would hold 90 to 95% of true ratios, with 98.75% they hold 94.5 to 97.6%
+# (sim: 20,000 ablations each of six spreads from 0.5 to 10%, three to twenty repeats;
+# tests/ablations/test_deciding.py).
 _LEVEL, _LOOKED_AT_LEVEL = 0.975, 0.9875
 _MAX_REPEATS = 10_000
 # A time that was printed as one unit is between half of it and one and a half.
@@ -520,7 +522,7 @@ def stop_of(ablation: Ablation, spent_seconds: float) -> Stop | None:
         return None
     if precise(result.ratio, ablation.precision):
         return Stop.PRECISE
-    # The wall's time of a step is then the host's: its noise is no figure of the links, however often it is measured.
+    # A step's wall time is then the host's: however often it is measured, its noise says nothing of the links.
     if result.gpu is not None and all(result.gpu.host_bound) and precise(result.gpu.ratio, ablation.precision):
         return Stop.HOST
     return Stop.BUDGET if spent_seconds * (repeats_done + 1) / repeats_done > ablation.budget_seconds else None

@@ -80,7 +80,7 @@ def step_seconds(line: str, pattern: re.Pattern[str] | None = None) -> PrintedTi
 
 
 def gpu_seconds(line: str) -> PrintedTime | None:
-    """Return what the GPU worked in a step, in seconds, as in "gpu_time=18.2ms"; None if the line does not say."""
+    """Return the GPU's own time of a step in seconds, as in "gpu_time=18.2ms"; None if the line does not say."""
     return _timed(_GPU, line)
 
 
@@ -262,7 +262,7 @@ def _run(
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ask the child to end, and after a while, or at a second Ctrl-C, make it."""
+    """Ask the child to end; kill it after a while, or at a second Ctrl-C."""
     try:
         child.send_signal(signal.SIGTERM)
         child.wait(ended_with_us.GRACE_SECONDS)

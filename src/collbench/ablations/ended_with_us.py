@@ -20,7 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-# Torchrun gives its workers 30 s to end before it kills them [torch 2.13, elastic agent, shutdown]; we, it a bit more.
+# Torchrun gives its workers 30 s to end before it kills them [torch 2.13, elastic agent, shutdown]; we give torchrun a
+# bit more.
 GRACE_SECONDS = 40.0
 # What a process needs to end after SIGKILL, unless it hangs in a driver.
 _LAST_SECONDS = 5.0
@@ -38,7 +39,7 @@ def ending_with_us(text: str) -> Iterator[Callable[[int], None]]:
     """Give a function that takes a process: if this one is killed in the block, that one and all below it are ended.
 
     Their own signals and groups stay as they are, as a shell that waits for its job needs. `text` is then printed on
-    stderr. Nothing is left if the block is left.
+    stderr. Leaving the block ends the watch.
     """
     command = [sys.executable, "-I", "-S", __file__, "watch", text]
     with subprocess.Popen(

@@ -73,8 +73,8 @@ class Setup:
     """What every run of an experiment shares.
 
     `arguments` are what follows `collbench train --devices …`, `logs` the folder for the children's output, `inherited`
-    the environment that both arms start from, `nccl` the library to time all-reduces with. `force`: an older file at
-    `path` gives way.
+    the environment that both arms start from, `nccl` the library to time all-reduces with. `force`: replace an older
+    file at `path`.
     """
 
     arguments: tuple[str, ...]

@@ -222,7 +222,7 @@ class _Design:
         return _solve(dense, self._held(), means, counts, scatter, robust=robust)
 
     def _held(self) -> _Array:
-        """Return the constraints that pairs leave open, as rows: centred effects add up to 0.
+        """Return the constraints that pairs leave open, as rows: centered effects add up to 0.
 
         One way, the nodes of a hiding switch send as much as they receive.
         """
@@ -275,7 +275,7 @@ class _Design:
         pairs = zip(levels, self.blocks[3:], strict=True)
         centres = [0.0 if block.centred is None else float(np.median(effects)) for effects, block in pairs]
         relative = self.directions(solution.values, bottlenecks)
-        # What centring took from the effects, at one node: a typical pair has it at both ends.
+        # What centering took from each node's effect: a typical pair has it at both ends.
         middle = float(sends[0] - relative[0][0]) + float((receives if directed else sends)[0] - relative[1][0])
         return Fit(
             nodes=nodes,
@@ -437,7 +437,7 @@ _MIN_NODES = 6
 _CLEARLY, _SIGMAS = 0.08, 3.0
 # What is slower than the best by less than this and three times the noise is the same rate.
 _SAME = DELTA
-# The third fastest measurement shows about the full rate, and so do those a little slower; no noise is below 0.3%.
+# The third fastest measurement and those a little slower show about the full rate; no noise is below 0.3%.
 _THIRD, _WIDE, _NEAR, _MIN_NOISE = 3, 0.12, 0.08, 0.003
 # A single slow uplink explains slow pairs of up to this share of the nodes.
 _FEW_BEHIND = 3 / 8
@@ -540,7 +540,7 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
         count = sum(is_quiet for _, is_quiet in with_fast)
         enough = len(top) >= _ENOUGH and sum(is_quiet for _, is_quiet in top) >= _ENOUGH_QUIET
         met_all = all(end[1] != node for node, _ in strangers)
-        # Once as fast as others, it may be so again.
+        # A node that was as fast as others once may be so again.
         decided = enough and met_all and best[end] <= -DELTA - sigma
         return Reached(
             mean,
@@ -598,7 +598,7 @@ def _ends(observed: Observation) -> list[_End]:
 
 
 def clearly_below(sigma: float) -> float:
-    """Return by how much log bandwidth differs that is not just noise."""
+    """Return the difference of log bandwidth above which it is not just noise."""
     return _CLEARLY + _SIGMAS * sigma
 
 

@@ -43,16 +43,17 @@ from collbench.model.units import DELTA, grouped
 
 # If leaving a leaf costs this much while all nodes do, its uplinks are oversubscribed and hide the nodes' own cards.
 _OVERSUBSCRIBED = 0.10
-# With this many pairs among suspects, a slow pair of slow nodes differs from a fast pair of neighbours: at 2% noise
-# the mean of four is known to 1%, and half of a 10% fault is 5%.
+# With this many pairs among suspects, a slow pair of slow nodes differs from a fast pair of neighbors: at 2% noise the
+# mean of four is known to 1%, and half of a 10% fault is 5%.
 _ENOUGH_AMONG = 4
-# What a slow node costs is less than this share of what the slow uplink costs that it is behind.
+# A slow node costs less than this share of what the slow uplink above it costs.
 _MAX_SHARE = 0.75
 # If an interval reaches this far down, the node is undecided: eight rounds with 2% noise leave 3%.
 _TOO_WIDE = 0.15
-# So often a slow node is measured again: an uplink that happened to be busy each time before is not so once more.
+# How often a slow node is measured again: an uplink that happened to be busy each time before will hardly be busy
+# again.
 _CONFIRMED = 2
-# The noise of quiet measurements is that of all pairs that are fast, some dozens.
+# Quiet measurements have the noise of all fast pairs, of which there are some dozens.
 _QUIET_FREEDOM = 30
 # Of log bandwidth: if pairs cannot separate nodes, as with only two nodes, errors are unbounded.
 _WIDEST = 10.0
@@ -116,7 +117,7 @@ class Judgement:
     """What the pairs say. `typical_gbs` is a healthy pair under one switch, `across` what leaving a switch of a known
     level costs as a ratio less 1, `noise` one measurement's σ̂. `suspects` are groups to measure among themselves,
     empty for more pairs at random, None if all is decided. `fast_pair` are the only two fast nodes, if there are just
-    two: whether the others are slow, or these two share a switch, no pair shows. `sharing` is what pairs share if no
+    two: no pair shows whether the others are slow or these two share a switch. `sharing` is what pairs share if no
     switch is known. If `shared`, nodes are judged by it, and `across` is what pairs lose that meet busy uplinks.
     `confirm` are slow nodes to measure again, when all else is decided.
     """
@@ -306,7 +307,7 @@ def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switch
     across = min(fitted.across)
     if slow:
         fitted = fit(seen, levels, slow)
-    # Perhaps shown only without the slowest uplinks.
+    # Perhaps only a fit without the slowest uplinks shows it.
     oversubscribed = min(across, *fitted.across) < math.log(1 - _OVERSUBSCRIBED)
     if oversubscribed:
         fitted = fit(seen, levels, levels[0])
@@ -457,7 +458,7 @@ def _strangers(node: int, group: Members, among: Collection[Pair], low: Mapping[
 
 @dataclass(frozen=True, slots=True)
 class NodeChoice:
-    """The chosen nodes in the order in which to start ranks: neighbours under a switch follow each other.
+    """The chosen nodes in the order in which to start ranks: neighbors under a switch follow each other.
 
     `reason` is why they were chosen. `band` is the predicted all-reduce busbw in GB/s: the low end if every node's
     traffic leaves its switch at the same time, the high end if a ring leaves each switch once; None for a single node,
@@ -561,7 +562,7 @@ def _fewest(
 ) -> list[tuple[int, ...]]:
     """Return the fewest switches with `wanted` nodes: the largest, last the smallest that has enough for the rest.
 
-    That one has no `slow` uplink where another has enough, too: of its nodes only some count, so it would be smallest.
+    The last has a `slow` uplink only if no other has enough: only some of its nodes count, so it would look smallest.
     """
     chosen: list[tuple[int, ...]] = []
     for home in sorted(under, key=lambda home: (-len(under[home]), home)):

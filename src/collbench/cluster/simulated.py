@@ -105,7 +105,7 @@ def allreduce_busbw(cluster: Cluster, members: Sequence[int]) -> float:
 
 
 def best_bound(cluster: Cluster, count: int) -> float:
-    """Return a rate in GB/s that no `count` nodes pass: what the slowest of the best `count` nodes' cards carry."""
+    """Return a rate in GB/s that no `count` nodes exceed: what the slowest of the best `count` nodes' cards carry."""
     rates = sorted((cluster.nic_gbs * min(_node_ratios(cluster, node)) for node in range(cluster.nodes)), reverse=True)
     return min(cluster.inside_gbs, rates[count - 1]) if count > 1 else cluster.inside_gbs
 

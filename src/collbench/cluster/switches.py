@@ -195,7 +195,7 @@ def _slurm_nodes(lines: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]
 def levels(reported: NodeSwitches, names: Sequence[str]) -> tuple[Switches, ...]:
     """Return the levels of switches, leaves first; their members are positions in `names`.
 
-    Levels at which all of these nodes are under one switch are left out, and one that parts them as the level below.
+    A level is left out if all of these nodes are under one of its switches, or if it divides them like the level below.
     Raises UsageError for a node that was not reported.
     """
     chains = [reported.of(name) for name in names]

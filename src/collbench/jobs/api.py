@@ -77,10 +77,10 @@ def record(  # noqa: PLR0913 - keywords, each an option of the command line
 ) -> Recorded:
     """Run `command` and save what its ranks sent to `output`. If only the recording failed, `why` says why.
 
-    With `streams` the ranks write into that folder, which is kept: several hosts share one, and None as `output` only
-    leaves the streams there. With `gpu_times` NCCL (2.27 or newer) also says how long each call ran on the
-    GPU. A step begins with each NVTX range `step_range`, or has `calls_per_step` calls. Raises UsageError, MachineError
-    and RunFileError before the job is started.
+    With `streams` the ranks write into that folder, which is kept: several hosts share one. With `output` None the
+    streams only stay there. With `gpu_times` NCCL (2.27 or newer) also says how long each call ran on the GPU. A step
+    begins with each NVTX range `step_range`, or has `calls_per_step` calls. Raises UsageError, MachineError and
+    RunFileError before the job is started.
     """
     recording.check(command)
     if output is not None:
@@ -387,7 +387,7 @@ def _on_the_slowest(job: Job, placed: PlacedJob) -> PredictedJob | None:
         _check_predictable(job)
         slowest = replace(placed, positions=dict(enumerate(placed.links.sets(job.world_size)[-1])))
         found = None if _other_variables(job, placed.links.run) else prediction.predict_job(job, slowest, placed)
-    except UsageError:  # the page is right without
+    except UsageError:  # the page is right without it
         return None
     return found if found is not None and found.change[1] > _NOTEWORTHY * found.step else None
 

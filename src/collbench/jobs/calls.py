@@ -64,8 +64,8 @@ class LateRank:
     """A rank that comes late to a group's collectives: by how much, and in which share of `seen` calls it came last.
 
     `mean` are the seconds by which it comes after the median of the others, over the `calls` of the usual step: a few
-    long ones make most of it, where `lateness` has the median call. `waits` are the seconds of a step that the others
-    wait for it in their kernels.
+    long delays make most of it; `lateness` is the median call's. `waits` are the seconds of a step that the others wait
+    for it in their kernels.
     """
 
     rank: int
@@ -252,7 +252,7 @@ def _settled(repetitions: Collection[int]) -> list[int]:
 def common(job: Job) -> tuple[int, ...]:
     """Return the repetitions over which all figures are medians: all ranks kept them, and know how long they took.
 
-    If none has a known length, that is not asked for.
+    If no length is known, none need be.
     """
     return tuple(_settled(_kept(job, lambda sample: sample.step > 0) or _kept(job)))
 
@@ -290,7 +290,8 @@ def _kernel_times(phase: Phase, repetitions: Sequence[int]) -> Values:
 def pauses_of(phase: Phase, step: float | None) -> list[float]:
     """Return the seconds before each call of a usual step, which add up to `step`; zeros if they are unknown.
 
-    The medians of the host's pauses do not: it may run ahead of the GPU, and each is a median of its own.
+    The medians of the host's pauses do not add up to it: the host may run ahead of the GPU, and each is a median of its
+    own.
     """
     medians = [max(0.0, position.pause or 0.0) for position in phase.positions]
     total = sum(medians)
@@ -298,7 +299,7 @@ def pauses_of(phase: Phase, step: float | None) -> list[float]:
 
 
 def kernels(phase: Phase, seconds: Values) -> Values:
-    """Return the seconds of each repetition of those by repetition and call: calls got together share the longest."""
+    """Return the seconds of each repetition from (repetitions, calls); of calls got together the longest counts."""
     spent = np.zeros(len(seconds))
     for unit in phase.units:
         times = seconds[:, unit]
@@ -550,7 +551,7 @@ def _equal(job: Job, phase: Phase) -> dict[int, list[int]]:
 def _usual(values: Values) -> float | None:
     """Return the median over repetitions of the mean of equal calls, (repetitions, calls); None if none is known.
 
-    The mean first: where each of them waits in other repetitions, their medians would add up to less than any step.
+    The mean comes first: if each waits in different repetitions, their medians add up to less than any step.
     """
     known = values[~np.isnan(values).all(axis=1)]
     return float(np.median(np.nanmean(known, axis=1))) if len(known) else None

@@ -180,7 +180,7 @@ def _say_what_is_in(job: Job, path: Path, done: str = "recorded") -> None:
     say(f"{done} {calls:,} calls of {amount(len(job.ranks), 'rank')}; {repeated}: {one_line(str(path))}")
 
 
-COMMANDS = {"import": import_job}  # "import" is a word of Python's
+COMMANDS = {"import": import_job}  # "import" is a keyword of Python
 
 
 # `collbench replay`

@@ -127,7 +127,7 @@ class GpuTime:
 
     compute: Micros  # some kernel that is not NCCL's ran
     overlapped: Micros  # of `compute`: one of NCCL's ran too
-    exposed: Micros  # of others only NCCL's ran
+    exposed: Micros  # only kernels of NCCL ran
     copies: Micros  # no kernel ran, only copies and memsets
     idle: Micros
 
@@ -179,12 +179,12 @@ class JobRank:
     host: str = ""
     device: Count | None = None  # the CUDA index that its process saw, None if unknown
     ending: Ending = Ending.COMPLETE
-    dropped: Count = 0  # calls that were seen but not kept, for the recorder's memory was full
+    dropped: Count = 0  # calls that were seen but not kept, because the recorder's memory was full
     # How the phases came where some came again: places in `phases`, each with how often it was repeated there, together
     # a phase's `repetitions`; () if each phase came once, in the order of `phases`.
     order: tuple[tuple[int, int], ...] = ()
     gpu_time: GpuTime | None = None  # from the first kernel of the record to the last
-    step: Phase | None = None  # what it did all the time, as Job.steps says; None if that is not known
+    step: Phase | None = None  # what it repeats, as Job.steps says; None if that is not known
     before_step: Count = 0  # how many calls it sent before the first step
 
     @property
@@ -222,7 +222,7 @@ class Occasional:
 class Steps:
     """How the steps were found, and what they cover: shares of the calls and of their bytes, of all ranks.
 
-    What a step does not have does not count before the first and after the last.
+    Before the first and after the last step only calls count that a step has.
 
     If there is no source, no step is claimed, and `why` says why; of a step that was found, it says what is in doubt.
     """

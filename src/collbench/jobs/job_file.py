@@ -14,7 +14,7 @@ _FORMAT = codec.FileFormat(JOB, 1, "job", again="record or import the job again"
 
 
 def dumps(job: Job) -> str:
-    """Return the file's text: one line, for most of it is numbers."""
+    """Return the file's text: one line, because most of it is numbers."""
     fields = {**_FORMAT.head, **codec.plain(job)}
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
 

@@ -16,8 +16,8 @@ _file: int | None = None  # open since the first step, -1 where nobody records
 def step() -> None:
     """Mark where a training step begins or ends: once a step, always at the same place, on every rank.
 
-    `collbench record` then cuts the job's calls there, and needs not find out where its steps are. Without `record`,
-    or with its `--step-range`, the call does nothing; if the mark cannot be written, it is left out.
+    `collbench record` then cuts the job's calls there instead of searching for its steps. Without `record`, or with its
+    `--step-range`, the call does nothing; if the mark cannot be written, it is left out.
     """
     global _file  # noqa: PLW0603  # a look at a global is all that an unrecorded step may cost
     if _file is None:

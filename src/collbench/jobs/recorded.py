@@ -143,7 +143,7 @@ def _distinct_hints(streams: Sequence[Stream]) -> bool:
 
 
 def _sizes(streams: Sequence[Stream]) -> dict[CommunicatorKey, int]:
-    """Return how many ranks each communicator has; of those of old ABIs, which do not say, as many as were seen."""
+    """Return how many ranks each communicator has; old ABIs do not say, so theirs have as many as were seen."""
     sizes: dict[CommunicatorKey, int] = {}
     for stream in streams:
         for communicator in stream.communicators:

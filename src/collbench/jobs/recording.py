@@ -122,7 +122,7 @@ def signals_held() -> Iterator[set[int]]:
 
 @contextmanager
 def signals_heeded(mask: set[int]) -> Iterator[None]:
-    """Let signals end the block, but none of `mask`, and not SIGHUP: its user has left, and would read no message."""
+    """Let signals end the block, except those of `mask` and SIGHUP, whose user has left and would read no message."""
     held = signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, signal.SIGHUP})
     try:
         yield

@@ -22,7 +22,7 @@ _LONGEST_PERIOD, _NEARLY = 2**12, 0.9  # calls, and the share of them that come 
 class Times:
     """When calls were made and ran, one after another, µs on the job's clock, NaN where unknown: shape (calls,).
 
-    The calls of a repetition began `ahead` later on their GPU than `begins` says, as its last one says.
+    All calls of a repetition began later on their GPU than `begins` says, by the `ahead` of its last call.
     """
 
     starts: Numbers

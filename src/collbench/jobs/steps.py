@@ -342,7 +342,7 @@ def _part(rank: _Unrolled, level: _Level) -> int:
 def _extras(rank: _Unrolled, level: _Level) -> list[tuple[int, Places]]:
     """Return in or after how many of a level's sequences other units came, and those units.
 
-    Kinds that come with nearly every sequence are none: they are part of it.
+    Kinds that come with nearly every sequence do not count: they are part of it.
     """
     own = level.among[level.at[:-1, None] + np.arange(level.length)]
     spans = pairwise(level.among[level.at].tolist())
@@ -477,9 +477,9 @@ def _given(rank: _Unrolled, calls: int) -> Places:
 
 
 def _contradiction(ranks: Mapping[int, _Unrolled], rows: Mapping[int, Places], calls: int) -> str:
-    """Return that calls do not come again after so many, but after others; "" if nothing shows it.
+    """Return that calls repeat after another number of calls than `calls`; "" if nothing shows it.
 
-    Sizes that change, and what comes between few steps, contradict no length.
+    Sizes that change, and calls between few steps, contradict no length.
     """
     for number, rank in ranks.items():
         own = rows[number]

@@ -146,7 +146,7 @@ class Repetition:
     before: int  # when the host made the call before the first one
     starts: Numbers  # when the host made each call
     gpu: Numbers  # how long each call ran on the GPU
-    begins: Numbers  # when each call began there, on the clock of the starts but for `ahead`, by which this is ahead
+    begins: Numbers  # when each call began there; plus `ahead`, on the clock of the starts
     ahead: Numbers
 
 
@@ -380,7 +380,7 @@ def _communicator(record: Any) -> Communicator:
 
 
 def _text(data: Any) -> str:
-    """Return text up to its end, as a job file has it: without what a terminal obeys."""
+    """Return text up to its end, as a job file has it: without control characters."""
     return one_line(bytes(data).split(b"\0", 1)[0].decode("utf-8", "replace"))
 
 

@@ -30,8 +30,7 @@ PRIORITIES = {"normal": (Priority.NORMAL,), "high": (Priority.HIGH,), "both": (P
 _GPU_SIZES = tuple(size * 2**20 for size in (16, 64, 256, 1024))
 _CORE_SIZES = tuple(size * 2**20 for size in (1, 4, 16))
 _GPU_COMPUTE, _CORE_COMPUTE = Compute(ComputeKind.GEMM, 8192), Compute(ComputeKind.GEMM, 512)
-# method/collectives.md 8: six have up to 120 calls concurrently with compute, at moments that are spread over all of
-# them.
+# Six trials have up to 120 calls during compute, at moments spread over all trials (method/collectives.md 8).
 _GPU_TRIALS, _CORE_TRIALS = 6, 5
 _MAX_CTAS = 64  # MAXCHANNELS [NCCL 2.28 src/include/device.h]
 

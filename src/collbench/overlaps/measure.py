@@ -36,7 +36,8 @@ from collbench.overlaps.results import NAME, Compute, ComputeKind, Overlap, Over
 from collbench.overlaps.workers import OpenWorkers, TorchWorld, WorkersRequest, open_worlds
 from collbench.sim.fabrics import Fabric, OverlapFactors
 
-# A chunk is about as long, or one call or unit, so that the event at its end (0.5 µs) is about a thousandth of it.
+# A chunk lasts about as long, or is one call or unit, so that the event at its end (0.5 µs) is about a thousandth of
+# it.
 _CHUNK_S = 4e-4
 # Calls or units in a row. With an event after each, 320 calls fit a stream's queue, 520 do not
 # (method/collectives.md 8).
@@ -50,11 +51,12 @@ _ESTIMATING = Load(collective_chunks=8, calls=1, compute_chunks=4, units=1, dela
 # Products draw more power than an H200 may for long: its clock falls from 1,980 to some 1,500 MHz. 10 ms after them an
 # all-reduce of 64 MiB takes 6% longer than in `collbench allreduce`, 0.1 s after them 0.5%, 0.2 s after them 0.3%.
 _REST_S = 0.2
-# What the host needs to queue: a call of torch.distributed some 30 µs, a unit of compute less.
+# Seconds that the host is given to queue a call of torch.distributed, which takes some 30 µs, and a unit of compute,
+# which takes less.
 _CALL_S, _UNIT_S, _MIN_DELAY_S, _LONGEST_DELAY_S = 6e-5, 1e-4, 2e-3, 1.0
-# Calls during compute in a trial, if a call is much shorter than a unit; of longer ones, which vary less, fewer do.
+# Calls during compute in a trial, if a call is much shorter than a unit; longer ones vary less, so fewer are enough.
 _CALLS_IN_ROUNDS, _MIN_CALLS_IN_ROUNDS = 30, 12
-# That is for a unit like a product of 8192³ on an H200. Of shorter ones more rounds fit the same time.
+# That is for a unit like a product of 8192³ on an H200. With shorter ones more rounds fit the same time.
 _LONG_UNIT_S, _MAX_TIMES_AS_MANY = 1.4e-3, 4.0
 # Isolated calls in a trial, as in a batch of the ordinary command: after 40 calls of 64 MiB, 10 ms, an H200 takes
 # 0.5% longer for each than at first.
@@ -246,7 +248,7 @@ def planned(call_seconds: float, unit_seconds: float, span_seconds: float) -> Lo
     """Return a load whose two streams take about as long as each other isolated: `span_seconds`, if queues allow it."""
     calls = max(_MIN_COVERED + 1, min(_MAX_IN_A_ROW, round(span_seconds / call_seconds)))
     units = max(_MIN_UNITS, round(min(span_seconds, calls * call_seconds) / unit_seconds))
-    # A few products are longer than that many calls of a small message: then those are more.
+    # A few products may outlast that many calls of a small message: then there are more calls.
     calls = max(calls, min(_MAX_IN_A_ROW, round(units * unit_seconds / call_seconds)))
     units = min(units, _MAX_IN_A_ROW)
     # A short call may wait for a unit to end. The first chunk, which does not count, then lasts a quarter of compute.
@@ -270,7 +272,7 @@ def moments(call_seconds: float, unit_seconds: float, trials: int, order: random
     """Return when the calls of each trial begin, in random order, as shares of a unit from 0 to 1.
 
     A trial has one in each of its equal parts of a unit, and all trials one in each part of such a part: a call that
-    just misses the end of a product is longer by a whole one, so a trial's mean would hang on a single draw there.
+    just misses the end of a product is longer by a whole one, so a trial's mean would depend on a single draw there.
     """
     share = unit_seconds / (unit_seconds + call_seconds)
     more = min(_MAX_TIMES_AS_MANY, max(1.0, _LONG_UNIT_S / unit_seconds))
@@ -367,7 +369,7 @@ def _total(counts: Iterable[int | None]) -> int | None:
 def _run_queued(backend: OverlapBackend, load: Load) -> tuple[RankTimes, ...]:
     """Run a load after a delay that is long enough. Raises _Unmeasured, BackendError."""
     fits = _fits_queue(load)
-    for _ in range(_DELAYS if fits else 1):  # one that was lengthened so far only cores, which queue nothing, can run
+    for _ in range(_DELAYS if fits else 1):  # if it does not fit, only cores, which queue nothing, can run it
         ran = backend.run(load)
         if all(times.queued for times in ran):
             return ran

@@ -1,7 +1,7 @@
 """Streams of work on one device, with events and a clock: a GPU's own, or threads on a CPU core.
 
-Both kinds of device have the same methods. Nothing waits for what it queues but `finish`. In the worker processes of
-overlap and replay.
+Both kinds of device have the same methods. Only `finish` waits for what was queued. They are used in the worker
+processes of overlap and replay.
 """
 
 from __future__ import annotations

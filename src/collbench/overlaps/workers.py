@@ -214,7 +214,7 @@ def open_worlds(
         )
 
 
-# Simulated workers: the place of torch's takes a load that knows, from a fabric, what it would take.
+# Simulated workers: a fabric says how long torch's workers would take for a load.
 
 
 def _simulated(

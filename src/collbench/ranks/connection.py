@@ -80,7 +80,7 @@ class Listener:
         return [rank for rank in range(1, self._world_size) if rank not in self._admitted]
 
     def _accept(self) -> None:
-        """Give each client a thread; the oldest client goes where there are too many, or this process has no file."""
+        """Give each client a thread; drop the oldest one if there are too many, or no file is left."""
         with self._socket:
             while True:
                 accepted: list[socket.socket] = []
@@ -183,11 +183,11 @@ def _listening(address: str) -> socket.socket:
         try:
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
         except OSError:
-            pass  # compiled in, switched off
+            pass  # IPv6 is compiled in, but switched off
     return socket.create_server(("", 0), backlog=128)
 
 
-# The connections after the handshake: one over TCP each, so that a rank that dies is missed at once. A frame is its
+# The connections after the handshake: one over TCP each, so that a rank's death is noticed at once. A frame is its
 # length, four bytes, and a message (messages.py).
 
 # A host that loses power does not close its connections: probe after 10 s of silence, every 5 s, at most 3 times.

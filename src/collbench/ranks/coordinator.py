@@ -63,7 +63,7 @@ class Ranks:
         is allowed only if losses are survived. `cause_s` is how long a lost rank may take to report why.
         """
         self._survives_losses = survives_losses
-        self._independent = False  # no rank needs another one to answer the last call
+        self._independent = False  # whether each rank answers the last call by itself
         self._connections = dict(connections)
         self._names = dict(names)
         self._on_loss, self._silence_s, self._cause_s = on_loss, silence_s, cause_s
@@ -156,7 +156,7 @@ class Ranks:
         return True
 
     def close(self, failure: str = "") -> None:
-        """Let all ranks go; the others learn the `failure` of rank 0, "" for none. Safe to call twice."""
+        """Let all ranks exit; the others learn the `failure` of rank 0, "" for none. Safe to call twice."""
         self._send([rank for rank in self._connections if rank], Leave(failure))
         self._send([rank for rank in self._connections if not rank], Leave())
         for connection in self._connections.values():

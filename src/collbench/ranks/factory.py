@@ -221,9 +221,9 @@ class World:
     ) -> None:
         """Wait for all ranks, and report through `say` when that takes long.
 
-        If it `survives_losses`, a rank that is lost later costs only what it takes part in, and so does a rank that is
-        missing when most have connected; `lost` and `unknown` say which ranks these are. It continues without a missing
-        rank when that is late by `late_after`, or if it `waits`, after `timeout_s`.
+        If it `survives_losses`, a rank that is lost later, or missing when most have connected, costs only what it
+        takes part in; `lost` and `unknown` say which ranks these are. It continues without a missing rank when that is
+        late by `late_after`, or if it `waits`, after `timeout_s`.
 
         Raises BackendError if a rank does not connect, MachineError, UsageError for what several processes cannot do.
         """
@@ -375,7 +375,7 @@ class World:
 def join(
     launch: LaunchEnvironment, request: Request, timeout_s: float = JOIN_S, say: Callable[[str], object] = _in_silence
 ) -> None:
-    """Work for rank 0 as another rank, until that ends the work; `say` reports that the wait for rank 0 lasts.
+    """Work for rank 0 as another rank, until that ends the work; `say` reports a long wait for rank 0.
 
     Raises BackendError if it cannot be found or its connection breaks, Rank0Failed, MachineError, UsageError.
     """

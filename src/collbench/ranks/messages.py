@@ -62,7 +62,8 @@ class Opening:
     index: int
 
 
-# The methods of RankWorker that rank 0 may call. Those ALONE each rank answers by itself: nobody waits for a lost one.
+# The methods of RankWorker that rank 0 may call. Each rank answers those in ALONE by itself: nobody waits for a lost
+# one.
 ALONE = {"introduce", "meet", "make_id", "paths", "health", "ports"}
 METHODS = ALONE | {"open", "reserve", "prepare", "time"}
 

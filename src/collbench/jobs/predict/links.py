@@ -19,12 +19,12 @@ from collbench.model.operations import Operation, Variant
 from collbench.model.run import Members, Run, tags
 from collbench.model.units import amount, format_message_size, format_size, size_span
 
-# What training sends, and the operations whose curve replaces one that was not measured, best first: they take as long
-# for as many bus bytes.
+# What training sends, and the operations whose curve replaces one that was not measured, best first: they take equally
+# long for equal bus bytes.
 _SENT = Operation.ALLGATHER, Operation.REDUCESCATTER, Operation.ALLREDUCE
 INSTEAD = {operation: tuple(dict.fromkeys((operation, *_SENT))) for operation in _SENT}
-# A message may be so many times smaller or larger than any that was measured: a line of latency and bandwidth says its
-# time. Further away nothing does.
+# How many times smaller or larger than every measured size a message may be: within this factor a line of latency and
+# bandwidth gives its time.
 _BEYOND = 8
 # Sets are ordered by their all-reduce of this size, DDP's bucket.
 _RANKED_BYTES = 25 * 2**20

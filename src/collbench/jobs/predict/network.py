@@ -29,8 +29,8 @@ _PARAMETERS = re.compile(r"(\d{1,9}(?:\.\d{0,9})?)([KMBT]?)", re.IGNORECASE | re
 _TIMES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _MAX_PARAMETERS = 10**14
 _MIN_WITHOUT_UNIT = 10_000  # nobody trains fewer on several GPUs, but many leave out the M of 124M
-# The share of a difference between links by which steps differed, and its mean error in ms, of so many GPU-bound
-# steps (each left out of the fit) and of all [benchmarks/results/2026-11-26-prediction].
+# Steps differed by this share of the difference between links, with this mean error in ms over so many GPU-bound steps
+# (each left out of the fit), and over all [benchmarks/results/2026-11-26-prediction].
 SHARE = 0.3
 MEAN_ERROR_MS, STEPS = (1.3, 4.0), (7, 20)
 Span = tuple[float, float, float]  # seconds: with full overlap with compute, the estimate, without overlap
@@ -141,7 +141,7 @@ def seconds_of(links: Links, step: Step, members: Members) -> tuple[float, tuple
 
 
 def _near(links: Links, step: Step, members: Iterable[Members], seconds: float) -> int:
-    """Return how many of these sets take so many seconds at most; one of which a size was not measured does not."""
+    """Return how many of these sets take so many seconds at most; sets with an unmeasured size do not count."""
     from collbench.jobs.predict.links import NoEvidence  # late: numpy and scipy
 
     found = 0

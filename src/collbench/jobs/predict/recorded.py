@@ -98,7 +98,7 @@ def change(calls: Sequence[Sent], *, gpu_limits: bool = False) -> Span:
     """Return the seconds by which a step of these calls gets longer: with full overlap, the estimate, without overlap.
 
     With full overlap a step gets longer only if a group's transfers outlast it. The estimate goes by group: compute
-    waits for most activations. Of parameters and gradients a step that the GPU limits gets longer by a share of their
+    waits for most activations. If the GPU limits the step, messages of parameters and gradients add a share of their
     change. Else they overlap compute until the host's last call, and the step ends with the last of them.
     """
     period, waiting = sum(call.pause for call in calls), activations(calls)
@@ -154,7 +154,7 @@ class PredictedJob:
 
     @property
     def percent(self) -> int:
-        """What the runs cover of the step's bytes, in whole percent; 100 only of all."""
+        """The share of the step's bytes that the runs cover, in whole percent; 100 only for all."""
         return floor(100 * self.covered)
 
     @property
@@ -168,7 +168,7 @@ def predict_job(job: Job, new: PlacedJob, recorded: PlacedJob) -> PredictedJob:
     """Return the change of a job's step from the links that it was recorded on to the new ones.
 
     Raises UsageError if the record has no step with known pauses, or the runs cover too few of a step's bytes: calls
-    that no run covers are taken not to change, and of a step of them this would be no prediction.
+    that no run covers are assumed not to change, so a step of many of them cannot be predicted.
     """
     both = {at: (recorded.price(job, call), new.price(job, call)) for at, call in enumerate(job.calls)}
     prices = {at: (before, after) for at, (before, after) in both.items() if before is not None and after is not None}

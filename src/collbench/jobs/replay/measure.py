@@ -42,12 +42,12 @@ from collbench.sim.fabrics import Fabric
 if TYPE_CHECKING:
     from collbench.api.runs import MeasuredRun
 
-# Steps of a load: one that is long says enough, and a thousand short ones no more than twenty.
+# Steps of a load: one long step says enough, and a thousand short ones say no more than twenty.
 _MAX_STEPS = 20
 # A trace stores every launch, and kernel times vary little.
 _TRACED_STEPS = 5
-# What the host needs to queue a call with its events, and for how many of them a GPU waits before the start: a stream
-# has 1,024 entries, and an event or a sleep takes one.
+# Seconds that the host needs to queue a call with its events, and how many of these a GPU waits for before the start: a
+# stream has 1,024 entries, and an event or a sleep takes one.
 _CALL_S, _MIN_DELAY_S, _MAX_AHEAD = 1e-4, 2e-3, 200
 # The slowest first step to expect, in B/s and s: gloo on one shared core.
 _SLOWEST_RATE = 20e6
@@ -151,7 +151,7 @@ class ReplayRequest(WorkersRequest):
                 saved()
                 progress(number + 1, self.trials)
             for arm, backend in zip(arms, opened.worlds, strict=True):
-                with _failing(arm):  # again: where earlier results are delivered, this is the first that differs
+                with _failing(arm):  # again: an arm that keeps delivering earlier results differs only now
                     _verified(arm, backend.verify())
             run.complete = True
         finally:

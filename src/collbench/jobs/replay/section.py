@@ -111,7 +111,7 @@ def page(run: Run) -> Page:
 
 
 def _mark(run: Run) -> str:
-    """Return what the figures of a headline are not: a measurement, or one of GPUs."""
+    """Return the mark of a headline whose figures are not measured, or not on GPUs."""
     return " (CPU cores with gloo, not GPUs)" if capabilities(run.backend).cores else sim(run, " (sim)")
 
 

@@ -35,7 +35,7 @@ from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES
 from collbench.overlaps.streams import Device, Stream, opened, room, seconds_between
 
-# A pause that is shorter than a launch is none.
+# A pause that is shorter than a launch is left out.
 _MIN_PAUSE_S = 2e-6
 # Messages of equal size in two groups differ by this.
 _GROUP_SALT = 104_723

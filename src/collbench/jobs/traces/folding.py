@@ -161,7 +161,7 @@ def _on_gpu(rank: JobRank, trace: Trace, began: float, transfers: Mapping[tuple[
 def _on_its_gpu(sample: Sample, following: Sample | None) -> tuple[float, float] | None:
     """Return from when to when a repetition was on its GPU: from its first kernel to the same one of the next, µs.
 
-    Where that is unknown in either of both, it is the first one that is known in both.
+    If that is unknown in one of them, the first kernel that is known in both counts.
     """
     if following is not None:
         pairs = zip(sample.gpu_starts, following.gpu_starts, strict=False)
