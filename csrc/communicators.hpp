@@ -85,8 +85,8 @@ class Communicators {
   const World world_;
   Group everyone_;
   ByGroup made_, for_launches_;
-  // For calls in which ranks wait for each other. Where NCCL hangs in its start, these hang with it, and the threads of
-  // Gpus time copies all the same.
+  // For calls in which ranks wait for each other. Where NCCL hangs in its start, these hang with it, while the threads
+  // of Gpus go on timing copies.
   OwnedThreads threads_;
 };
 

@@ -44,7 +44,7 @@ constexpr int kOldestNcclVersion = 21800;
   X(ncclGroupStart, ncclResult_t, ())                                                                   \
   X(ncclGroupEnd, ncclResult_t, ())
 
-// Null before NCCL 2.28 [nccl.h 2.28.3]; nccl-tests then sends and receives in a group, and so does collbench.
+// Null before NCCL 2.28 [nccl.h 2.28.3]; nccl-tests and collbench then send and receive in a group.
 #define COLLBENCH_NCCL_NEWER_FUNCTIONS(X)                                                        \
   X(ncclAlltoAll, ncclResult_t, (const void*, void*, std::size_t, int, ncclComm_t, CUstream))    \
   X(ncclGather, ncclResult_t, (const void*, void*, std::size_t, int, int, ncclComm_t, CUstream)) \

@@ -35,8 +35,9 @@ os.environ.pop("COLUMNS", None)  # xdist sets it in its processes, and pages in 
 # Collecting creates a million objects that all stay: scanning them repeatedly would free nothing.
 gc.disable()
 
-# A test run in the background (nohup, some CI runners) has SIGINT or SIGHUP ignored, and so would every program that it
-# starts: the tests of Ctrl-C and of a closed terminal would wait forever. What this process handles, its children do.
+# A test run in the background (nohup, some CI runners) ignores SIGINT or SIGHUP, and every program that it starts
+# would, too: the tests of Ctrl-C and of a closed terminal would wait forever. What this process handles, its children
+# do.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""The README: outputs are from committed runs, the index links every page, it takes five minutes to read."""
+"""The README: outputs are from committed runs, the index links every page, and it takes five minutes to read."""
 
 from __future__ import annotations
 

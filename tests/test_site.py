@@ -1,4 +1,4 @@
-"""docs/site_pages.py: every command, function and column has its place in the site, and no link leads nowhere."""
+"""docs/site_pages.py: every command, function and column has its place in the site, and every link leads somewhere."""
 
 from __future__ import annotations
 

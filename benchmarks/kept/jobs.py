@@ -30,7 +30,7 @@ _FIRST = "2026-11-23-2xh200-ablation/session.txt"
 
 @cache
 def worth() -> list[tuple[float, float, float]]:
-    """Return what P2P is worth to GPT-2 355M on four machines, in percent of a step, with its 95% interval."""
+    """Return how much longer a step of GPT-2 355M takes without P2P, %, on four machines, with 95% intervals."""
     found = [files.numbers(_FIRST, r"^p2p is worth ([\d.]+) % \(95 %: ([\d.]+)–([\d.]+) %\)")]
     for name in _GPT2_MEDIUM:
         result = load(files.RESULTS / name).result
@@ -42,7 +42,7 @@ def worth() -> list[tuple[float, float, float]]:
 
 @cache
 def comparisons() -> list[extra_time.Row]:
-    """Return what P2P is worth to steps, measured and predicted."""
+    """Return how much longer steps take without P2P, measured and predicted."""
     return list(extra_time.kept_rows())
 
 

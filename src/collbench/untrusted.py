@@ -78,7 +78,7 @@ class _Bounded(io.RawIOBase):
 def opened(path: Path, most: int, owners: Collection[int] | None = None) -> IO[bytes]:
     """Open a regular file. Raises Refused for one of another kind or of more than `most` bytes.
 
-    With `owners`, so is a link, and a file that a user who is none of these may have written. Raises OSError.
+    With `owners`, also refuses a link, and a file that a user who is none of these may have written. Raises OSError.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     try:

@@ -1,4 +1,4 @@
-"""What --without means, what it refuses, and in which order the arms run."""
+"""What --without means, what it refuses, and the order of the arms."""
 
 from __future__ import annotations
 

@@ -21,8 +21,9 @@ Members = tuple[int, ...]
 def machine(
     n: int = 6, slow: Mapping[Any, float] | None = None, hosts: tuple[Members, ...] = (), within: str = "PHB"
 ) -> Wiring:
-    """Return n devices whose pairs have 40 GB/s over PCIe, but for some; those of `hosts` share a host bridge, or what
-    the label `within` says.
+    """Return n devices whose pairs have 40 GB/s over PCIe, except `slow` ones.
+
+    Those of `hosts` share a host bridge, or what the label `within` says.
     """
     paths, rates = {}, np.zeros((n, n))
     for pair in combinations(range(n), 2):
@@ -39,7 +40,7 @@ def picked(
     hops: Mapping[Any, float] | None = None,
     usual: float = 100.0,
 ) -> list[Members]:
-    """Return the finalists where all sets are alike but for what is given; the chosen one is among them."""
+    """Return the finalists where all sets are alike except for what is given; the chosen one is among them."""
     k = len(chosen)
     members = list(combinations(range(len(wired)), k))
     ends = [np.array([(given or {}).get(some, usual) for some in members]) for given in (lo, hi)]

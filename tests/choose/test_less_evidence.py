@@ -56,7 +56,7 @@ def test_a_missing_pair_may_be_as_fast_as_the_fastest_like_it() -> None:
 
 
 def test_an_unmeasured_pair_does_not_hide_the_set_that_may_be_best() -> None:
-    """Two pairs of fifteen are fast; what the one of them that was not measured does, the finalists must show."""
+    """Two pairs of fifteen are fast, and one of the two was not measured: the finalists must show it."""
     links = tuple(Path(pair, "NV18", "NODE", 18, 450.0) for pair in combinations(range(6), 2))
     fast = {(0, 1), (4, 5)}
     points = [

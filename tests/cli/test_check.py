@@ -219,7 +219,7 @@ def test_the_first_line_is_whole_in_a_pipe(program: Program) -> None:
 
 
 def test_one_slow_path_is_reported_once(program: Program) -> None:
-    """Copies through host memory are faster than GPU0-GPU1, and so are pairs with a worse label."""
+    """Copies through host memory, and pairs with a worse label, are faster than GPU0-GPU1."""
     machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.4))
     page = program("check", *machine, "--seed", "3").out
     assert "explains  ORDER_INVERSION, INTRA_LABEL_OUTLIER\n" in page

@@ -17,7 +17,8 @@ from tests.cli.program import Program, save_run
 from tests.report.html.runs import hostile
 from tests.sim.made import fabric_text
 
-# Red text and a title; C1's CSI; text that reads backwards; a line of its own; a line for readers that end lines there.
+# Red text and a title; C1's CSI; text that reads backwards; a line of its own; a line for readers that end lines at
+# that character.
 EVIL = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202ereversed\u2066 \nforged: GPU9 \r\u2028over"
 ALLOWED = "\n\t"
 WRONG = {"Cc", "Cf", "Cs", "Zl", "Zp"}

@@ -20,7 +20,7 @@ from tests.ranks.processes import PATIENCE_S, environment, wait_for
 
 # The seed fixes the order of trials, so that these runs make nearly the same calls.
 PAIRS = ("pairs", "--sizes", "1K", "--operations", "broadcast", "--seed", "1", "-o", "run.json")
-# The worker's calls decide when; whom Ctrl-C ends is its parent, while the worker ignores it.
+# The worker's calls decide when; Ctrl-C ends its parent, while the worker ignores it.
 IN_THE_WORKER: dict[str, object] = {"signal_parent": 1}
 NOTHING = ("interrupted before it was done", "interrupted: nothing was measured or saved")
 

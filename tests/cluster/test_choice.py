@@ -1,4 +1,4 @@
-"""Which nodes are taken: pairs measured by hand's rates, every pair four times with 1% noise."""
+"""Which nodes are taken: rates of pairs by hand, every pair measured four times with 1% noise."""
 
 from __future__ import annotations
 

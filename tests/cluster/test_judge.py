@@ -1,4 +1,4 @@
-"""Who is called slow, from every pair of a small cluster; rates of 100 GB/s and faults put in by hand."""
+"""Which nodes are called slow, from every pair of a small cluster; rates of 100 GB/s and faults put in by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who comes late to batches, from how long ranks waited in a barrier: made-up surveys of known lateness."""
+"""Which nodes come late to batches, from how long ranks waited in a barrier: made-up surveys of known lateness."""
 
 from __future__ import annotations
 

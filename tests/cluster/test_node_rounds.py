@@ -1,4 +1,4 @@
-"""Rounds of pairs of nodes: disjoint, random by seed, led by what looks suspicious; how long they take."""
+"""Rounds of pairs of nodes: disjoint, random by seed, then pairs of suspects; how long they take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVML touches no memory but what it is given: r580's does, where it is given no room (machine/nvml.py)."""
+"""NVML touches only the memory that it is given; r580's touches more if it is given no room (machine/nvml.py)."""
 
 from __future__ import annotations
 

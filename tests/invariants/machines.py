@@ -52,7 +52,7 @@ COLLECTIVES = tuple(Work(operation) for operation in Operation if operation.is_c
 def tried(share: float = 1.0) -> Callable[[Any], Any]:
     """Return how many machines a property is tried on: a share of the variable's, else of 10."""
     many = max(1, int((_MANY or 10) * share))
-    # A smaller seed is no simpler machine: nothing is gained by shrinking, which takes minutes.
+    # A smaller seed is not a simpler machine, so shrinking gains nothing and takes minutes.
     phases = (Phase.explicit, Phase.generate)
     return settings(max_examples=many, derandomize=not _MANY, deadline=None, database=None, phases=phases)
 
@@ -89,8 +89,8 @@ def machines(kinds: Sequence[str] = _KINDS) -> st.SearchStrategy[Made]:
 
 
 HEALTHY = machines(("none",))
-# A clock that runs wrong is the one fault whose figures beat the links; labels that hide NVLinks, or what a label says
-# that is not so, make figures look as if they did.
+# A wrong clock is the only fault whose figures beat the links; labels that hide NVLinks, or that are false, make
+# figures look as if they did.
 _HIDING = ("hidden-nvlink", "virtual-flat")
 IN_TIME = machines([kind for kind in _KINDS if kind not in ("impossible", *_HIDING)])
 HIDING = machines(_HIDING)

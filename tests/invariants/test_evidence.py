@@ -1,4 +1,4 @@
-"""Less evidence gives never more confidence: without points, trials or devices no contradiction becomes an agreement.
+"""Less evidence never gives more confidence: without points, trials or devices no contradiction becomes an agreement.
 
 Where trials go, the scatter of those that stay is kept: what an unlucky choice of trials shows is another machine.
 """

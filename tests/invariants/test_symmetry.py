@@ -1,4 +1,4 @@
-"""Relabelling GPUs permutes every answer, the order of points and trials changes none, units and sizes scale them."""
+"""Relabeling GPUs permutes every answer, the order of points and trials changes none, units and sizes scale them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def standing(
 ) -> dict[frozenset[int] | tuple[int, ...], object]:
     """Return each link's tier and relation to the best, by the devices' own names; the best is a tie with itself.
 
-    So is each whose rate and interval are the best's own: which of these is called the best is a matter of numbers.
+    Each link with the best's rate and interval is a tie, too: only numbering decides which of these is called the best.
     """
     found = ranking_of(run, work, size)
     if found is None:

@@ -1,4 +1,4 @@
-"""What the page says of each kept job is what its own calls say, by a computation that shares nothing with the page."""
+"""The page of each kept job says what its calls say, by a computation that shares no code with the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recorded job through the program: `show` and `report`; short pages, and one line for bad input."""
+"""A recorded job in `show` and `report`: short pages, and one line for bad input."""
 
 from __future__ import annotations
 

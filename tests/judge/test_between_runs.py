@@ -1,4 +1,4 @@
-"""What varies from run to run: estimated as it was made, allowed for, and not a place for a real change to hide."""
+"""Variation from run to run: estimated as it was made, allowed for, and never hiding a real change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data point in two runs, and those judged together: worse, better, the same, or nobody can tell."""
+"""A data point in two runs, and those judged together: worse, better, the same, or undecided."""
 
 from __future__ import annotations
 

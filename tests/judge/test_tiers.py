@@ -245,7 +245,7 @@ PAIRS = list(combinations(range(3), 2))
 
 
 def ranking(tiers: tuple[int, ...] = (1, 1, 1), **more: object) -> Ranking:
-    """Return three pairs, or fewer, that tie without noise, but for what is given."""
+    """Return three pairs, or fewer, that tie without noise, except for what is given."""
     standings = tuple(
         RankedLink(pair, "NV18", 300.0, None, 1.0, tier, Relation.TIED)
         for pair, tier in zip(PAIRS, tiers, strict=False)

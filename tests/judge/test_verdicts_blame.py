@@ -1,4 +1,4 @@
-"""Whom slow links blame, which findings explain others, and what was seen on the devices."""
+"""What is blamed for slow links, which findings explain others, and what was seen on the devices."""
 
 from __future__ import annotations
 

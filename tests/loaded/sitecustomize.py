@@ -1,4 +1,4 @@
-"""Lets processes that tests start have loaded collbench (COLLBENCH_TEST_PROGRAM)."""
+"""Lets processes that tests start begin with collbench loaded (COLLBENCH_TEST_PROGRAM)."""
 
 import os
 import sys

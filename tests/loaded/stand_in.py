@@ -32,7 +32,7 @@ _SERVER_GONE = 70
 def _open_files() -> list[int]:
     open_files = []
     for file in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
-        with contextlib.suppress(OSError):  # the one of that list itself is closed by now
+        with contextlib.suppress(OSError):  # the descriptor of that list itself is closed by now
             os.fstat(file)
             open_files.append(file)
     return open_files

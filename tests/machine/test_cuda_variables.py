@@ -31,7 +31,7 @@ def test_what_changes_figures_is_recorded_and_nothing_private() -> None:
         ({"CUDA_LAUNCH_BLOCKING": "1"}, tuple(Use)),
         ({"CUDA_LAUNCH_BLOCKING": "0"}, ()),
         ({"CUDA_LAUNCH_BLOCKING": ""}, ()),
-        ({"CUDA_DISABLE_PTX_JIT": "1"}, ()),  # collbench's PTX loads all the same [2 × H100]
+        ({"CUDA_DISABLE_PTX_JIT": "1"}, ()),  # collbench's PTX loads anyway [2 × H100]
         ({"CUDA_DISABLE_PTX_JIT": "0"}, ()),
         ({"CUDA_FORCE_PTX_JIT": "1"}, ()),
         ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, (Use.OVERLAP,)),

@@ -67,7 +67,7 @@ def test_only_isolated_points_run_by_themselves(n: int, seed: int, data: st.Data
     assert points_of_a_pass(plan, seed) == Counter(plan.points())
     for step in steps:
         assert len(step.groups) == 1 or not any((step.work, group) in isolated for group in step.groups)
-    # Nothing else is serialised: a round that loses k links to isolation becomes at most k + 1 steps.
+    # Nothing else is serialized: a round that loses k links to isolation becomes at most k + 1 steps.
     rounds = len(plan_for(n).rounds(COPY, random.Random(seed)))
     assert len(plan.rounds(COPY, random.Random(seed))) <= rounds + len(links)
 

@@ -106,7 +106,7 @@ class Outcome:
     def leaks(self) -> list[str]:
         """Return what was created and never released, by the fakes' own names; communicators may outlive us.
 
-        So may the memory that NCCL allocated: a thread that is stuck in NCCL may still register it.
+        The memory that NCCL allocated may, too: a thread that is stuck in NCCL may still register it.
         """
         nccl_memory = {line.split()[1] for line in self.lines("+ncclmemory ")}
         balance: Counter[str] = Counter()

@@ -183,7 +183,7 @@ def test_a_second_communicator_is_made_once_and_only_where_launches_are_requeste
     trials = [trial.splitlines() for trial in "\n".join(done.log).split("trial\n")[1:]]
 
     assert done.reported["same"]
-    # The pairs and the turned one are split from the world; for launches, so is a second one of the world's ranks.
+    # The pairs and the turned one are split from the world, and for launches a second one of the world's ranks.
     assert [trial.count("split of 4 ranks") for trial in trials] == [2, 3, 0, 0]
     assert [sum(line.startswith("+comm") for line in trial) for trial in trials] == [4 + 4 + 2, 4 + 4 + 2, 0, 0]
     assert len(done.lines("+comm")) == len(done.lines("-comm"))

@@ -1,6 +1,6 @@
 """The device code run on a CPU: copies, the elements that each rank sends, and what it takes for right of them.
 
-What NCCL makes of the elements is modelled here, in every order in which it may add them, and with its roundings.
+What NCCL makes of the elements is modeled here, in every order in which it may add them, and with its roundings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every command on a machine with one GPU: what has no other end is measured, the rest is refused in one line."""
+"""Every command on a machine with one GPU: what needs no second GPU is measured, the rest is refused in one line."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ TIMEOUT_S = 250.0
 ARGUMENTS = ["nodes", "--backend", "host", "--size", "64K", "-v"]
 
 
-# Each takes a minute of a core: CI makes do with five hosts, of which one is slow and one is killed.
+# Each takes a minute of a core: CI runs only five hosts, of which one is slow and one is killed.
 slow_test = pytest.mark.skipif(
     not os.environ.get("COLLBENCH_EMULATED"), reason="takes a minute: set COLLBENCH_EMULATED=1"
 )

@@ -1,4 +1,4 @@
-"""Our nccl-tests text against its own, line by line, and its words for operations, types and devices."""
+"""Our nccl-tests text against nccl-tests' own, line by line, and its words for operations, types and devices."""
 
 import re
 from dataclasses import replace

@@ -34,7 +34,7 @@ _SWITCHED = (("A100", 25000, 22.8, 4), ("H100", 26562, 22.0, 5), ("H200", 26562,
 _MESHED = (("V100", 25781, 24.2, 3), ("P100", 20000, 18.3, 3))
 _BRIDGED = (("RTX A6000", 14062, 13.2, 4, 4), ("RTX 3090", 14062, 13.2, 4, 4), ("TITAN RTX", 25781, 24.2, 2, 3))
 _SLOTTED = (("A40", 4), ("L40S", 4), ("T4", 3), ("H100 PCIe", 5))
-# Six links a V100 [docs/method/choosing.md 6, DGX-1V]: a mesh gives them to its neighbours in ones and twos.
+# Six links a V100 [docs/method/choosing.md 6, DGX-1V]: a mesh gives them to its neighbors in ones and twos.
 _MESH_LINKS = 6
 _FAULTY = 0.35  # share of machines with one slow link or GPU
 

@@ -145,7 +145,7 @@ def relabelled(fabric: Fabric, new: list[int]) -> Fabric:
     return replace(fabric, gpus=tuple(gpus), bundles=bundles, switches=switches, faults=faults)
 
 
-# What ranks send straight to each other crosses the paths between them, which NCCL's rings may avoid.
+# What ranks send directly to each other crosses the paths between them, which NCCL's rings may avoid.
 
 FOUR = tree(("a", "a", "b", "b"), NARROW)  # uplinks carry 10 GB/s each way, slots 20
 

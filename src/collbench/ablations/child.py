@@ -220,8 +220,8 @@ def run_child(
     """Run a command to its end, its stdout and stderr going to the log, the reader, and `watch`.
 
     KeyboardInterrupt (Ctrl-C, SIGTERM) ends the child first, which has a process group of its own: torchrun must get
-    one signal, for a second one would interrupt it while it ends its workers. It gets SIGTERM, too, when this process
-    is killed. Raises BackendError.
+    one signal, because a second one would interrupt it while it ends its workers. It gets SIGTERM, too, when this
+    process is killed. Raises BackendError.
     """
     try:
         with log.open("wb", buffering=0) as file:

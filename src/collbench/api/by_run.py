@@ -108,8 +108,8 @@ def chosen_by_run(
 ) -> tuple[SuitableRun, Choice, Sequence[Path] | None]:
     """Return a run of this machine, the best candidates by it, and the files of their measurements; None for none.
 
-    All-reduces of the finalists decide where `verify` asks for it and the choice matters; a set on which something
-    fails then is chosen no more. Raises CollbenchError, Interrupted.
+    All-reduces of the finalists decide where `verify` asks for it and the choice matters; a set on which something then
+    fails is no longer chosen. Raises CollbenchError, Interrupted.
     """
     from collbench.choose.select import by_finalists  # late: numpy
 
@@ -247,7 +247,7 @@ def measure_finalists(
     used = sorted({position for members in sets for position in members})
     path = None
     if not capabilities(run.backend).simulated:
-        # Beside the folder of runs that choices go by, for a few sets say little about all pairs.
+        # Beside the folder of runs that choices go by, because a few sets say little about all pairs.
         path = saved_runs.new_run("select", run.backend, notices.say, saved_runs.FINALISTS)
     notices.say(f"measuring {len(sets)} sets at {format_size(request.size_bytes)}")
     asked = Request(
@@ -418,8 +418,8 @@ def _newest_that_fits(
 ) -> tuple[SuitableRun | None, str, bool]:
     """Return the newest saved run that fits, restricted to the candidates; without one, why not.
 
-    None is believed that is older than one that does not fit but shows a failure on these devices, which the last value
-    tells: only a probe can show whether it is still there.
+    A run is not believed if a newer one does not fit but shows a failure on these devices, which the last value tells:
+    only a probe can show whether it is still there.
     """
     refused, now = "no saved run fits: ", datetime.now(UTC)
     present, max_age = criteria.candidates, criteria.request.max_age

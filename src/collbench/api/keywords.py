@@ -111,7 +111,7 @@ def check_only_process(call: str) -> None:
 
 
 def check_fabric(backend: str, fabric: str | None) -> None:
-    """Raise UsageError for a fabric that nothing simulates, no or a wrong one to simulate, and several processes."""
+    """Raise UsageError for a fabric without simulation; when simulating, for a wrong one and for several processes."""
     if not is_simulated(backend):
         if fabric is not None:
             raise UsageError(f"--fabric {fabric} is a machine to simulate: add --backend sim, or leave it out")

@@ -33,7 +33,7 @@ _SECONDS_FOR_PRECISION = 60.0
 def request_of(
     command: str, values: Mapping[str, Any], command_line: Sequence[str], notices: Notices = SILENT
 ) -> Request:
-    """Return what a measuring command's options, by name, ask for: each that has the name of a Request's field is that.
+    """Return what a measuring command's options, by name, ask for: one that has the name of a Request's field sets it.
 
     Besides these, `budget` is in seconds. A notice says where "auto" takes CPU cores. Raises UsageError.
     """

@@ -48,7 +48,7 @@ class TrainRequest(ChoiceRequest):
 
 
 def prepare(request: TrainRequest, notices: Notices = SILENT) -> Launch:
-    """Choose devices and return what to start on them. Raises what cannot be started, and what `choose` does."""
+    """Choose devices and return what to start on them. Raises UsageError, MachineError and what `choose` raises."""
     script = request.script
     torchrun.check_options(script, os.environ, request.count)
     torchrun.check_script(script)

@@ -252,7 +252,7 @@ def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
     return wired.nvlink[index], wired.links[index]
 
 
-# Which few sets are worth measuring: the chosen one, others that may be better for what no pair shows, the default.
+# Which few sets are worth measuring: the chosen one, others that may be better in ways that no pair shows, the default.
 
 # Each costs a communicator and six trials; the default is one more.
 MAX_FINALISTS = 4

@@ -84,7 +84,7 @@ def called(
 ) -> tuple[click.Context, list[str]]:
     """Return a command's options, read as it reads them, and its words.
 
-    `given` are a call's keywords, which are long options or their parameters' names, but for those `besides`; None
+    `given` are a call's keywords, which are long options or their parameters' names, except those `besides`; None
     leaves an option out. Raises UsageError for one that the command does not have, or a value that it does not take.
     """
     params: dict[str, click.Option] = {}
@@ -104,7 +104,7 @@ def called(
 
 
 def _words(option: click.Option, name: str, value: object) -> list[str]:
-    """Return the words that give an option a value: what the value may be, reading them says."""
+    """Return the words that give an option a value; reading them checks the value."""
     if value is None:
         return []
     if option.is_flag:

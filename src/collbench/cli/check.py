@@ -52,7 +52,7 @@ _SIZE, _SIZE_OF_CORES = 64 * 2**20, 16 * 2**20
 # Pairs and links as in `pairs`; staged copies and host memory show what PCIe achieves.
 _COPIES = (Variant.PLAIN, Variant.STAGED, Variant.HOST)
 _COLLECTIVES = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
-# What --quick times: enough for all verdicts but those on PCIe from host memory. It takes seconds on 4 × H200.
+# What --quick times: enough for all verdicts except those on PCIe from host memory. It takes seconds on 4 × H200.
 _QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE),)
 
 

@@ -272,7 +272,7 @@ def _of_other_nvls(
 ) -> Iterator[tuple[Reference, float]]:
     """Yield, at the nearest size, what is normal with an NVLS setting of which nothing is known at this size.
 
-    Each with how many times as fast as this size that one is, by the machine's figures with the known setting.
+    Each has how many times as fast that size is as this one, by the machine's figures with the known setting.
     """
     from collbench.judge.references import reference_at, sizes_of
 

@@ -138,8 +138,8 @@ def measure_with_workers(open_session: Callable[[], OpenSession]) -> None:
 def measured_and_shown(request: Request, path: Path | None, layout: str, begun: list[OpenSession]) -> Diagnosis:
     """Measure to the end, print the run, and return what it means: saved in the named file, else in a new one.
 
-    Where no file can be made it is printed all the same; a named one that cannot be written is refused before anything
-    is measured. `begun` gets the session once it is open.
+    Where no file can be made it is printed anyway; a named one that cannot be written is refused before anything is
+    measured. `begun` gets the session once it is open.
     """
     ranks, launch = None, find_launch(os.environ)
     if launch is not None:

@@ -128,7 +128,7 @@ class _Fabric(click.Path):
 
 
 RUN = _Run(path_type=Path)
-# The name of a file that the command does not open itself; so typed, shells complete it.
+# The name of a file that the command does not open itself; by this type shells complete it.
 FILE_NAME = click.Path(readable=False)
 # Saved runs, by file or by number; if none is named, the newest is taken.
 run_file = click.argument("file", metavar="[RUN.JSON]", required=False, type=RUN)

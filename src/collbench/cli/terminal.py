@@ -116,7 +116,7 @@ def show_page(page: Page) -> None:
 
     from collbench.report.terminal import drawn
 
-    # The width is only that it is not 0, as COLUMNS=0 says: with soft_wrap nothing is cut or wrapped by it.
+    # A width only so that it is not the 0 of COLUMNS=0: with soft_wrap it cuts and wraps nothing.
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=prose_width())
     colored = console.is_terminal and not console.no_color
     for text in drawn(page, verbose=is_verbose(), wide=prose_width(), columns=columns(), colored=colored):

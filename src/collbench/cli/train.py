@@ -20,7 +20,7 @@ from collbench.launch.torchrun import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Sc
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError, near
 
-# argparse takes "-1" for a value and "-x" for an option; so does torchrun, and so do we.
+# Like argparse, and therefore torchrun, we take "-1" for a value and "-x" for an option.
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 

@@ -148,8 +148,8 @@ class PointPair:
 def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Variance]:
     """Yield the parts of the variance of a weighted mean of differences.
 
-    Trials of each data point are its own, and so is a part of what varies between the two runs. The rest is shared: by
-    all data points, and by those of one set of devices.
+    A data point's trials, and a part of what varies between the two runs, are its own. The rest is shared by all data
+    points, and by those of one set of devices.
     """
     own: dict[frozenset[int], float] = defaultdict(float)
     for weight, pair in weighted:
@@ -174,7 +174,7 @@ _DEFAULTS = {
     "collectives": (80e-9, 0.0015),
     "copies of host memory": (120e-9, 0.007),
 }
-# Of the standard deviation all links of a run share at most so much (four GPUs, all sizes and operations).
+# All links of a run share at most this part of the standard deviation (four GPUs, all sizes and operations).
 _COMMON_SHARE = 0.4
 # On another machine the variance may be different: groups of repeats differ in theirs as estimates with two (engine's
 # reads) to more than thirty degrees of freedom (kernels) do.
@@ -285,13 +285,13 @@ _MIN_WORKS = 9
 # Runs may be the reason for a shift of all links up to this, a difference of logs: with δ 6%, by which two runs differ
 # once in thirty times if runs vary by 2% as a whole.
 MAX_SHIFT = 0.04
-# Two runs show no larger standard deviation, twice the 2% up to which an unchanged machine is hardly called changed.
-# Beyond that it has changed: one of four GPUs at half rate slows half of the links, each otherwise.
+# Two runs show no larger standard deviation than this, twice the 2% up to which an unchanged machine is hardly called
+# changed. A larger one is a change: one of four GPUs at half rate slows half of the links, each differently.
 MAX_BETWEEN = 0.04
-# So many times what trials and default explain is more than chance makes of them.
+# Chance does not spread links by so many times what trials and default explain.
 _MORE = 1.3
 # A link varies by at most this share of what the other links do. With the quantiles of a comparison it has changed if
-# it lies four of their standard deviations beyond δ: so does one of six links that vary by 2% in 3% of comparisons.
+# it lies four of their standard deviations beyond δ, as one of six links that vary by 2% does in 3% of comparisons.
 _OF_OTHERS = 0.72
 
 
@@ -341,9 +341,9 @@ def _by_link(keys: Iterable[Key]) -> dict[frozenset[int], list[Key]]:
 
 
 def _with_points(changes: Mapping[Key, PointPair], rows: _Rows) -> dict[Key, Variation]:
-    """Return how much points of one size vary by themselves: otherwise than their work and than their link.
+    """Return how much points of one size vary by themselves: differently from their work and their link.
 
-    It takes several works: none where there is but one, or where they show nothing.
+    This takes several works: none are returned for one work, or if they show nothing.
     """
     left: dict[Key, float] = {}
     for row in rows:
@@ -370,7 +370,7 @@ def _of_points(
 
 
 def _with_works(changes: Mapping[Key, PointPair], keys: Sequence[Key]) -> dict[Key, Variation]:
-    """Return how much points of one size vary by themselves where few links can show it: otherwise than their link.
+    """Return how much points of one size vary by themselves where few links can show it: differently from their link.
 
     The scale withstands that almost half of a link's works changed, as those in one direction do if that is slower.
     """
@@ -386,7 +386,7 @@ def _with_links(changes: Mapping[Key, PointPair], rows: _Rows, found: Mapping[Ke
     """Return how much points vary with their links if these changed unlike each other.
 
     No point varies less than was `found`. The scale withstands that up to half of the links truly became slower. If
-    only one did, the others know better.
+    only one did, the others limit what it varies by.
     """
     keys = [key for row in rows for key in row]
     links = _of_links({key: changes[key].difference for key in keys})
@@ -412,7 +412,7 @@ def _with_links(changes: Mapping[Key, PointPair], rows: _Rows, found: Mapping[Ke
 
 
 def _shift(links: Mapping[frozenset[int], float]) -> float:
-    """Return by how much all links changed alike, as far as two runs may differ so, by each link's difference."""
+    """Return by how much all links changed alike, as far as two runs may differ, by each link's difference."""
     low, _, high = quantiles(links.values(), n=4, method="inclusive")
     return min(MAX_SHIFT, max(0.0, low)) + max(-MAX_SHIFT, min(0.0, high))
 

@@ -194,7 +194,7 @@ class GroupKind(StrEnum):
 class ChangeGroup(Judged):
     """Data points of one place (`members`, positions of the base) or of one work, each at its work's largest size.
 
-    The ratio is the mean weighted by the data points' precision. Of it the runs may be the reason for `shift`, a
+    The ratio is the mean weighted by the data points' precision. The runs may be the reason for its part `shift`, a
     difference of logs.
     """
 
@@ -226,7 +226,7 @@ def find_groups(candidates: Sequence[PointPair]) -> list[Together]:
 
 
 def judge_group(together: Together, alpha: float, fail_below: float) -> ChangeGroup:
-    """Return what became of a group; `alpha` is what this one answer may err.
+    """Return what became of a group; `alpha` is this answer's error.
 
     Most of its data points have to agree: a disturbed one must not decide.
     """
@@ -436,12 +436,12 @@ class Comparison:
 
     @property
     def mostly_undecided(self) -> bool:
-        """Whether more than half of the data points are."""
+        """Whether more than half of the data points are undecided."""
         return 2 * self.count(ChangeVerdict.UNDECIDED) > len(self.changes)
 
 
 def check_history(base: Run, run: Run, name: str) -> None:
-    """Raise UsageError for a run of other GPUs: how much runs on the base's vary it does not show."""
+    """Raise UsageError for a run of other GPUs: it does not show how much runs on the base's vary."""
     if match_devices(base, run).by_uuid < len(base.devices):
         raise UsageError(f"{name} lacks GPUs of the base: it does not show how much runs on these vary")
 
@@ -451,8 +451,8 @@ def compare(
 ) -> Comparison:
     """Return the comparison of two runs of one backend; of one operation where it is given.
 
-    `history` are other runs of the base's machine, of no matter which date: they show how much its runs vary. Raises
-    UsageError for runs of different backends.
+    `history` are other runs of the base's machine, of any date: they show how much its runs vary. Raises UsageError for
+    runs of different backends.
     """
     for run in (new, *history):
         if run.backend != base.backend:

@@ -131,7 +131,7 @@ class TroubleKind(StrEnum):
 UNANSWERED = (TroubleKind.BUSY, TroubleKind.UNTRIED)
 
 
-# Of the others it is that of a failure.
+# The exit status by kind of trouble; all others are failures.
 _STATUS = {
     TroubleKind.WRONG_DATA: ExitStatus.UNTRUSTED,
     TroubleKind.HANG: ExitStatus.UNTRUSTED,

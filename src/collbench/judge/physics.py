@@ -84,7 +84,7 @@ class Hardware:
         self._devices: tuple[Device, ...] = run.devices
         self._paths: dict[frozenset[int], Path] = {frozenset(path.devices): path for path in run.paths}
         self._hidden = frozenset(hidden)
-        # Neighbours by NVLinks, because in a cluster of a thousand devices each has only a few.
+        # Neighbors by NVLinks, because in a cluster of a thousand devices each has only a few.
         joined = self._hidden | {pair for pair, path in self._paths.items() if is_nvlink(path.label)}
         self._neighbours: dict[int, list[int]] = {position: [] for position in range(len(run.devices))}
         for pair in joined:
@@ -155,7 +155,7 @@ class Hardware:
         return sorted(other for other in self._neighbours[position] if other in wanted)
 
     def _on_a_switch(self, position: int) -> bool:
-        """Return whether a device's links, summed over its neighbours, are more than it has: a switch shares them."""
+        """Return whether a device's links, summed over its neighbors, are more than it has: a switch shares them."""
         others = self._joined(position, range(len(self._devices)))
         counts = [self._paths[frozenset((position, other))] for other in others]
         links = sum(map(nvlinks, counts))

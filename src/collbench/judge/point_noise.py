@@ -18,11 +18,10 @@ from collbench.model.units import TELLING_BYTES, grouped
 
 # Below this a standard deviation is off by more than an eighth: a wider kind is asked, and none if all have less.
 _MIN_FREEDOM = 30
-# A data point is no part of its kind's σ if chance spreads trials so much once in a thousand cases.
+# A data point is left out of its kind's σ if chance spreads trials so much only once in a thousand cases.
 _PART_LEVEL = 0.999
 _MIN_SIGMA = 1e-6  # times have seven digits
-# Trials resemble those before, or have another distribution than the normal one, where chance shows as much in one of
-# twenty runs.
+# Trials count as resembling those before, or as not normal, if chance shows as much in one of twenty runs.
 _SEEN = NormalDist().inv_cdf(0.95)
 _MAX_CORRELATED = 0.9
 _MAX_SQUARE = 9.0  # of a difference, in its variances: a wild trial shows nothing about the others

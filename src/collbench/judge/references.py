@@ -203,7 +203,7 @@ class Reference:
     def orients(self) -> bool:
         """True if nothing is below it: of a small message, or of a collective over PCIe by one source, it is a guide.
 
-        There the rate depends on what the machine's kind does not say [docs/method/verdicts.md 7].
+        There the rate depends on more than the machine's kind [docs/method/verdicts.md 7].
         """
         figure = self.figure
         on_pcie = figure.operation.is_collective and not figure.links.startswith("NV") and len(self.sources) == 1
@@ -554,7 +554,7 @@ def _unjudged(
             yield Unjudged(work, ranks, strange.total(), tuple(sorted(strange.items())), others=tuple(alike))
             continue
         if work.operation.is_collective and run.settings.layout is not Layout.PAIRS:
-            continue  # of larger sets, and of pairs that were chosen, no run has all
+            continue  # no run has all larger sets, or all pairs if pairs were chosen
         settled = {device_set.members for answer in ours for device_set in answer.sets}
         settled |= {unordered(work, devices) for answer in ours for devices in answer.failed}
         every = [place for place in sets_of(work, range(len(run.devices))) if len(place) == ranks]

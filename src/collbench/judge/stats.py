@@ -100,8 +100,8 @@ def time_interval(measurement: Measurement) -> tuple[float, float] | None:
     """Return the 95% interval of a data point's seconds, None below three trials.
 
     If the noise of its kind is known, it reaches as far as that lets a median err; how close its own trials happen to
-    be does not count. Of uneven noise it holds the interval of its own trials, too, and of few all trials: three of
-    five may be in the other mode.
+    be does not count. If noise is uneven, it also holds the interval of its own trials, or all of them if they are few:
+    three of five may be in the other mode.
     """
     trials, noise = trial_seconds(measurement), measurement.noise
     own = _trials_interval(tuple(trials))
@@ -178,7 +178,7 @@ def own_noise(points: Iterable[tuple[Sequence[float], float]]) -> OwnNoise | Non
     """Return how much noisier some points are than their kinds, from each one's log trials and its kind's σ.
 
     None if they may be equally noisy: a χ² test at 99%. The standard deviation counts, which a second mode or a wild
-    trial widens, unlike a robust σ̂: who has one of these has noise of their own.
+    trial widens, unlike a robust σ̂: points that have one of these have noise of their own.
     """
     freedom, total = 0, 0.0
     for logs, sigma_of_kind in points:

@@ -223,7 +223,7 @@ def _fits(
 def _line(sizes: _Array, times: _Array, weights: _Array, rounds: int) -> tuple[_Array, _Array, _Array]:
     """Return α in seconds (not negative), 1/β in seconds a byte, and the weights of each row of times (rows, sizes).
 
-    Least squares of *relative* residuals, for times span five orders of magnitude; those that stand out count less.
+    Least squares of *relative* residuals, because times span five orders of magnitude; those that stand out count less.
     """
     for _ in range(rounds):
         alpha, beta = _weighted_line(sizes / times, 1 / times, weights)

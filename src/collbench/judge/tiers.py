@@ -190,7 +190,7 @@ def _variance(estimate: Estimate) -> tuple[float, float]:
 
 
 def tied_with(best: Estimate, others: Mapping[Members, Estimate], delta: float) -> set[Members]:
-    """Return the members of those that are equal to the best up to δ, so that none is called so wrongly in 97.5%.
+    """Return the members of those that are equal to the best up to δ; in 97.5% of cases none is wrong.
 
     By Holm's steps: the clearest tie must be as clear as if all of them were to be shown. [Scand. J. Stat. 6 (1979)]
     """
@@ -480,7 +480,7 @@ def tiers_of(ordered: Sequence[Estimate], delta: float) -> list[int]:
 
 
 def _below_widest_gap(ordered: Sequence[Estimate], top: int, last: int) -> int:
-    """Return the index below the widest gap between neighbours from `top` to `last`; of equal gaps the last one."""
+    """Return the index below the widest gap between neighbors from `top` to `last`; of equal gaps the last one."""
     gaps = {p: round(ordered[p - 1].middle - ordered[p].middle, 9) for p in range(top + 1, last + 1)}
     return max(gaps, key=lambda p: (gaps[p], p))
 

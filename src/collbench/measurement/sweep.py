@@ -487,8 +487,8 @@ def sweep(backend: Backend, plan: Plan, run: Run, rule: StoppingRule, rng: rando
 def warm_up(backend: Backend, plan: Plan, rng: random.Random, trials: Trials | None = None) -> None:
     """Repeat each operation in each of its rounds until three trials in a row agree within 1%.
 
-    A step that fails ends its work's warm-up, for each may take a watchdog's time. `trials` record a hang; any other
-    failure is recorded by the data point's own trial.
+    A step that fails ends its work's warm-up, because each may take a watchdog's time. `trials` record a hang; any
+    other failure is recorded by the data point's own trial.
     """
     for work in plan.groups:
         size = max((s for s in plan.sizes[work] if s <= _WARM_BYTES), default=plan.sizes[work][0])

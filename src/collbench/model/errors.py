@@ -236,7 +236,7 @@ class DataCorruption(CollbenchError):
     """Bytes arrived that were not sent. Never a warning: the link cannot be trusted.
 
     `wrong` holds the facts, which a run keeps; None if the text is all that is known. Backends raise it without a
-    text: `api` adds the sentence, for it knows the devices.
+    text: `api` adds the sentence, because it knows the devices.
     """
 
     exit_code = ExitStatus.UNTRUSTED

@@ -81,7 +81,7 @@ class PeerLink:
     nccl: str = ""
 
     def of(self, work: Work) -> Crossing | None:
-        """Return the worst of what was sent so, else the largest message; None if nothing was."""
+        """Return the worst of what this work sent, else the largest message; None if it sent nothing."""
         return min(
             (crossing for crossing in self.crossings if crossing.work == work), key=_worst_then_largest, default=None
         )

@@ -156,7 +156,7 @@ def another(path: Path) -> Path:
 def is_stream(path: Path) -> bool:
     """True for a device, a pipe or a socket, /dev/null say: root would replace it by a file.
 
-    /dev/stdout is one even where it is a file, for that file is being written to.
+    /dev/stdout is one even where it is a file, because that file is being written to.
     """
     return _descriptor(path) is not None or (path.exists() and not path.is_file() and not path.is_dir())
 

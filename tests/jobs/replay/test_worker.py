@@ -210,7 +210,7 @@ def test_a_simulated_step_has_its_pauses_and_its_calls() -> None:
         for with_calls, with_pauses in ((True, True), (True, False), (False, True))
     )
     assert times(1, ReplayLoad(1)) == step
-    assert max(pauses) < max(step) < max(pauses) + max(calls)  # they overlap, but for the last call
+    assert max(pauses) < max(step) < max(pauses) + max(calls)  # they overlap, except the last call
 
 
 # The profiler's trace of a GPU.

@@ -1,4 +1,4 @@
-"""How much memory the buffers on GPUs take; what they do stands in tests/native."""
+"""How much memory the buffers on GPUs take; tests/native tests what they do."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Sent:
 
 
 def activations(calls: Sequence[Sent]) -> frozenset[int]:
-    """Return the groups that send activations: several messages, all of one size but for tiny ones, such as a loss.
+    """Return the groups that send activations: several messages, all of one size except tiny ones, such as a loss.
 
     The sizes of parameters and gradients differ: of layers and embeddings, of full buckets and the last one.
     """

@@ -28,7 +28,7 @@ _STATUS = {
     Severity.FAILURE: ExitStatus.FAILED,
     Severity.INFO: ExitStatus.DONE,
 }
-# Each yields the verdicts of one rule. What the elements that these blame slow shows no inversion of labels.
+# Each yields the verdicts of one rule. Links that a blamed element slows show no inversion of labels.
 _RULES: tuple[Callable[[Facts], Iterable[Verdict]], ...] = (
     failures,
     reported,
@@ -76,7 +76,7 @@ class Diagnosis:
 
     @cached_property
     def unstaged(self) -> list[Reading]:
-        """The copies by P2P than which those through host memory may be faster, which the run does not tell."""
+        """The copies by P2P that copies through host memory may beat, which the run does not tell."""
         return links.unstaged(self.facts, self.verdicts)
 
     @cached_property

@@ -72,7 +72,7 @@ def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
 
 
 def idle_among(facts: Facts, shared: Collection[int]) -> frozenset[int]:
-    """Return those of the GPUs with processes of others on which these did nothing."""
+    """Return those of the GPUs `shared` with others' processes on which these did nothing."""
     states = facts.run.health_before
     idle = {position for position, state in enumerate(states) if _rests(state)}.intersection(shared)
     holding = {position for position in idle if not only_opened(states[position])}
@@ -150,7 +150,7 @@ def blames(
             continue
         for with_nccl in (False, True) if rates and ours else ():
             if ours and with_nccl <= collective:
-                # In their order: what crosses two is certainly slow by the first.
+                # In their order: a link that crosses two is certainly slow because of the first.
                 for element in blamed(facts, over_nvlink=over_nvlink, collective=with_nccl):
                     if element.shared and ours & element.links:
                         groups.append(on_element(facts, element, ours & element.links))

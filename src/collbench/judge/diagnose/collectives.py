@@ -84,7 +84,7 @@ class _Case:
 
 
 def by_setting(facts: Facts, link: Link, *, paths_only: bool) -> Cause | None:
-    """Return the NCCL variable that explains slow collectives, to be tried without on a link; None if none is set."""
+    """Return the NCCL variable that explains slow collectives, with a check without it on a link; None if none is."""
     for name, does in _P2P if paths_only else SLOWING:
         value = facts.run.settings.environment.get(name, "")
         if value not in _OFF or (value == "0" and name == "NCCL_P2P_LEVEL"):

@@ -101,7 +101,7 @@ def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
         skip.work: None for skip in run.skipped if skip.work is not None and skip.members and _could_judge(skip.work)
     }
     reasons = [absences.of(work, pair) for work in works] or [absences.of(_FIRST, pair)]
-    # What was skipped is no reason where an interrupted run came to nothing else on the pair either.
+    # A skip is not the reason if an interrupted run did not reach other works on the pair.
     first_kinds = AbsenceKind.NOT_REACHED, AbsenceKind.SKIPPED
     first = min(reasons, key=lambda reason: [reason.kind is not kind for kind in first_kinds])
     return first if all(reason.by_design for reason in reasons) else replace(first, by_design=False)

@@ -221,7 +221,7 @@ class _Slow(NamedTuple):
 def unsteady(facts: Facts) -> Iterator[Verdict]:
     """Yield the devices whose data points are slower in some passes than in others, while those of others are not.
 
-    Of CPU cores none: other programs disturb them all the time.
+    CPU cores are left out: other programs disturb them all the time.
     """
     if facts.on_cores:
         return
@@ -245,8 +245,8 @@ def unsteady(facts: Facts) -> Iterator[Verdict]:
 def _trials(facts: Facts) -> tuple[_Array, _Flags]:
     """Return log times of large messages, shape (data points, passes), NaN where there is none; and what they touch.
 
-    That says of each device, shape (devices, data points), in which it has a part. Trials that confirm something were
-    made in no pass.
+    The latter, of shape (devices, data points), says in which data points a device takes part. Confirming trials belong
+    to no pass.
     """
     points = []
     for measurement in facts.run.measurements:
@@ -339,7 +339,7 @@ class _Shifts(NamedTuple):
         return Variance(float(self.slower[part].var(ddof=1)) / count, count - 1.0, pool)
 
     def by_trials(self, part: _Flags, pool: str) -> Variance:
-        """Return it from the noise of trials in the other passes: a device that was slow in half a pass widens none."""
+        """Return it from the noise of trials in the other passes: a device slow in half a pass does not widen it."""
         freedom = float(self.freedom[part].sum())
         if freedom < _MIN_POINTS:
             return Variance(math.inf, 1.0, pool)

@@ -187,7 +187,7 @@ def blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Elemen
 def _undecided(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:
     """Yield what all explanations that fit equally well blame, and one element for what they do not agree on.
 
-    None if there is but one, or if a link's own lanes explain all as well as any: whatever shares them is then not to
+    None if there is only one, or if a link's own lanes explain all as well as any: whatever shares them is then not to
     blame.
     """
 
@@ -199,7 +199,7 @@ def _undecided(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:
 
     if not any(element.shared for element in alike[0]):
         return
-    # Those without a link's own lanes first, then GPUs: they are more than uplinks, and fail more often.
+    # Those without a link's own lanes first, then GPUs, which outnumber uplinks and fail more often.
     simple = sorted(
         (elements for elements in alike if any(element.shared for element in elements)),
         key=lambda elements: (

@@ -61,7 +61,7 @@ _REMOTE = -math.log(0.6)
 _MAX_STAGED = 0.70
 # With fewer trials of healthy peers, those of other labels and works tell what noise is like.
 _ENOUGH_TRIALS = 12
-# Ranks alone tell up to this many times the peers' lowest trial; beyond that, what exponential noise does so far out.
+# Up to this many times the peers' lowest trial only ranks count; beyond, the tail of exponential noise.
 _FAR_BEYOND = 3.0
 _MIN_NOISE = 1e-6
 # The upper quartile lies this many σ above the middle of a normal distribution.
@@ -193,10 +193,10 @@ def staging(facts: Facts) -> Iterator[Verdict]:
 
 
 def unstaged(facts: Facts, found: Sequence[Verdict]) -> list[Reading]:
-    """Return the copies by peer access over PCIe than which those through host memory, not measured, may be faster.
+    """Return the copies by peer access over PCIe that copies through host memory, not measured, may beat.
 
-    Of a link whose theory is unknown only where a verdict calls it slow; not where another reason was seen, nor where
-    those of a pair with the same label were measured both ways, and are not faster than P2P.
+    A link whose theory is unknown counts only if a verdict calls it slow. None counts if another reason was seen, or if
+    copies through host memory on a pair with the same label were measured both ways and are not faster than P2P.
     """
     excluded, through = excluded_links(facts, found), facts.readings.of(STAGED, COPY_BYTES)
     unhealthy = unhealthy_devices(facts)
@@ -237,7 +237,7 @@ def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
 
 
 def _of_all(chances: Sequence[float]) -> float:
-    """Return the chance of independent chances that are as small, all together [Fisher's method]."""
+    """Return the joint chance of independent chances this small [Fisher's method]."""
     half = -math.fsum(math.log(max(chance, 1e-12)) for chance in chances)  # half of χ² with twice as many degrees
     return math.exp(-half) * math.fsum(half**n / math.factorial(n) for n in range(len(chances)))
 
@@ -324,9 +324,9 @@ def _chance(reading: Reading, below: float, deviations: Sequence[float]) -> floa
     """Return the chance that noise alone makes all trials of a reading (of seven, all but one) lie so far below.
 
     By ranks: of all trials, its own and those of its peers, its own are as likely to be the lowest as any others. This
-    assumes nothing of the distribution of noise, which is often skewed, because a rate has a ceiling, but that it is as
-    wide: a reading that is noisier than its peers lies less far below, in its own noise. Far beyond all of its peers'
-    trials the chance is that of exponential noise, which falls off more slowly than normal noise.
+    assumes nothing of the distribution of noise, which is often skewed, because a rate has a ceiling, except that it is
+    equally wide: a reading that is noisier than its peers lies less far below, in its own noise. Far beyond all of its
+    peers' trials the chance is that of exponential noise, which falls off more slowly than normal noise.
     """
     if not deviations:
         return 1.0
@@ -398,7 +398,7 @@ class _Beaten(NamedTuple):
 def inversions(facts: Facts, explained: frozenset[Link]) -> Iterator[Verdict]:
     """Yield groups of links, each of GPUs that one label joins, whose median is below that of a worse label.
 
-    Links that an element slows which is to blame already are left out.
+    Links that are `explained` by an element to blame are left out.
     """
     beaten: dict[Members, list[_Beaten]] = defaultdict(list)
     compared: dict[Members, str] = {}  # with the label that joins them
@@ -423,7 +423,7 @@ def inversions(facts: Facts, explained: frozenset[Link]) -> Iterator[Verdict]:
 def _of_equal_ends(
     facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]
 ) -> Iterator[tuple[list[Reading], list[Reading]]]:
-    """Yield the readings of both labels between the same two products: the median of a mixture is nobody's rate."""
+    """Yield the readings of both labels between the same two products: the median of a mixture is no link's rate."""
     groups: dict[object, tuple[list[Reading], list[Reading]]] = defaultdict(lambda: ([], []))
     for at, readings in enumerate((better, worse)):
         for reading in readings:

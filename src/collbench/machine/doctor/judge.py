@@ -50,7 +50,7 @@ def judge(facts: MachineFacts) -> tuple[Finding, ...]:
 
 
 def visible_gpus(facts: MachineFacts) -> tuple[GpuState, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves; all of them where it leaves none, for the list may be wrong."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves; all of them where it leaves none: the list may be wrong."""
     gpus = facts.driver.gpus
     environment = facts.environment
     left = read([gpu.device for gpu in gpus], environment.get(NAME), environment.get(ORDER)).devices

@@ -103,7 +103,7 @@ def _verdict(comparison: Comparison, names: tuple[str, str], before: str = "") -
 def disturbed(comparison: Comparison, names: tuple[str, str]) -> str:
     """Return which run was disturbed while it was measured, what its page says, and what it shows; "" if none was.
 
-    It says so where most is undecided: what disturbs some links passes for variation between runs.
+    It is "" unless most is undecided: what disturbs some links passes for variation between runs.
     """
     if not comparison.judged or not comparison.mostly_undecided:
         return ""
@@ -304,7 +304,7 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | ChangeGroup]) -> 
     if len(common) == 1 and len(pairs) > 1 and all(pair in devices for pair in pairs):
         lost = 1 - median(pair.ratio for pair in pairs)
         return f"all {len(pairs)} pairs of {_device_names(comparison, [*common])}: {lost:.1%} slower"
-    # Where all of several collectives are, and nothing lost more than they, it is these.
+    # Where all of several collectives are slower, and nothing lost more, it is these.
     works = {change.key.work for change in comparison.changes if change.operation.is_collective}
     collectives = [group for group in groups if group.work in works]
     every = len(works) > 1 and {group.work for group in collectives} == works

@@ -379,7 +379,7 @@ def not_judged(why: str) -> Text:
     return Lines(f"not judged: {why}", style=ALARM)
 
 
-# By which NCCL registers buffers for NVLS although ranks share a process [2.28.3, init.cc].
+# The variable by which NCCL registers buffers for NVLS although ranks share a process [2.28.3, init.cc].
 _IN_ONE_PROCESS = "NCCL_SINGLE_PROC_MEM_REG_ENABLE"
 
 

@@ -109,7 +109,7 @@ def page(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
 def part(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
     """Yield what the page of `check` has of it: the answer, and what went wrong with causes and fixes.
 
-    That the driver offers none for some links needs no explanation there.
+    It does not explain why the driver offers no P2P for some links.
     """
     yield Lines(f"p2p       {answer(peer_map, every)}")
     if status(peer_map, every) is not ExitStatus.DONE or _unused(peer_map):
@@ -129,12 +129,12 @@ def finding(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
 
 
 def _concerned(peer_map: PeerMap, every: Sequence[PeerCause]) -> list[PeerCause]:
-    """Return the causes but those for which the driver offers none."""
+    """Return the causes, without those of links for which the driver offers no P2P."""
     offered = {link.devices for link in peer_map.links if link.state is not PeerState.NONE}
     return [cause for cause in every if offered.intersection(cause.links) or peer_map.nccl_failure]
 
 
-# For what a link shows a cause is sought: not for an answer that a busy host does not give.
+# A cause is sought for what a link shows, not for an answer that a busy host does not give.
 _WRONG = (PeerState.HANGS, PeerState.CORRUPTS, PeerState.FAILS, PeerState.REFUSED, PeerState.SLOW)
 
 
@@ -174,7 +174,7 @@ def _reason(cause: PeerCause, peer_map: PeerMap) -> str:
 def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
     """Yield what went wrong and the causes that follow the first: lines of a name and a sentence.
 
-    On the short page links that failed alike have one line, and causes for which an earlier one stands only a name.
+    On the short page links that failed alike have one line, and causes that an earlier one stands for have only a name.
     """
     devices = peer_map.devices
     failed: dict[tuple[PeerState, str], list[tuple[Link, str]]] = {}
@@ -209,9 +209,9 @@ def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
 
 
 def answer(peer_map: PeerMap, every: Sequence[PeerCause] = ()) -> str:
-    """Return one sentence: does P2P work here? Causes tell where it works, and is slow all the same.
+    """Return one sentence: does P2P work here? Causes tell where it works but is slow.
 
-    Of a simulated machine it says so.
+    It says so if the machine is simulated.
     """
     said = _answer(peer_map, every)
     return f"{said.removesuffix('.')} (sim)." if peer_map.fabric else said
@@ -310,7 +310,7 @@ def _folded(peer_map: PeerMap) -> Part:
 
 
 def _by_rate(group: Sequence[PeerLink]) -> Iterator[list[PeerLink]]:
-    """Yield links that show the same apart from those of them that are slower by as much as decides elsewhere."""
+    """Yield links that show the same, those apart that are slower by as much as decides elsewhere."""
     usual = {
         work: median(rates)
         for work in WAYS

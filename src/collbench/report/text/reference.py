@@ -115,7 +115,7 @@ def _answer_line(answers: Answers, answer: Answer, before: str = "") -> Lines:
 
 
 def _origins(answer: Answer) -> Iterator[str]:
-    """Yield where each figure comes from, and which condition of them the run does not meet."""
+    """Yield where each figure comes from, and which of its conditions the run does not meet."""
     versions: dict[str, list[str]] = defaultdict(list)
     for figure_ in answer.reference.figures:
         nvls = f", NVLS {figure_.nvls}" if figure_.nvls else ""

@@ -16,8 +16,8 @@ _FEW_FINALISTS, _FEW_LEFT_OUT = 4, 8
 def explanation(selection: Selection, width: int | None = None, *, verbose: bool = True) -> str:
     """Return the page as text: the devices, then the evidence, one line per fact.
 
-    Lines are wrapped to `width` columns, None for a pipe, and so is a table that is wider. The short page, not
-    `verbose`, has the first finalists and the first devices that were left out.
+    Lines, and tables that are wider, are wrapped to `width` columns, None for a pipe. The short page, not `verbose`,
+    has the first finalists and the first devices that were left out.
     """
     origin = selection.origin
     where = f" ({selection.devices[0].name})" if selection.devices and selection.devices[0].name else ""

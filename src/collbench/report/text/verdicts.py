@@ -37,7 +37,7 @@ _NOTHING = (
 # What a verdict's limit is where it is not the theory of a path (docs/check.md).
 _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "links", Kind.CONTENTION: "isolated"}
 _MAX_NAMES = 4  # of pairs
-# docs/method/verdicts.md 6: by the noise of their trials.
+# Depending on the noise of their trials (docs/method/verdicts.md 6).
 _FALSE = "of simulated machines without a fault 0 to 0.06% are accused"
 # On the short page: faults with cause and command, and further faults by name.
 _MAX_EXPLAINED, _MAX_NAMED = 3, 8
