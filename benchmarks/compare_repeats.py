@@ -162,7 +162,7 @@ def machines(groups: Sequence[Sequence[Run]]) -> tuple[int, int, int, list[str]]
 
     Runs with other sizes than most come from an older native layer, and are left out.
     """
-    last = [group[-1] for group in groups if group[0].settings.kind is CommandKind.PAIRS and len(group[0].devices) == 4]
+    last = [group[-1] for group in groups if group[0].settings.kind == CommandKind.PAIRS and len(group[0].devices) == 4]
     most_common_sizes = max((run.settings.sizes for run in last), key=[run.settings.sizes for run in last].count)
     comparisons = [
         compare(a, b, FAIL_BELOW)

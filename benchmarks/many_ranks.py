@@ -34,7 +34,7 @@ from collbench.cluster.api import NodesRequest, _new_run, _survey, request_for
 from collbench.machine.launchers import LaunchEnvironment
 from collbench.measurement.backends.protocol import BackendFacts
 from collbench.measurement.plan import Request
-from collbench.model.run import CommandKind, Device, Machine
+from collbench.model.run import Device, Machine
 from collbench.model.units import parse_size
 from collbench.ranks import connection, factory
 from collbench.ranks.connection import KEY_BYTES, Connection, Listener
@@ -201,7 +201,7 @@ def measure_phases(nodes: int, gpus: int, folder: Path) -> list[dict[str, object
     with meter.phase("ranks introduced, world opened, paths"):
         opened = world.open()
     nodes_request = NodesRequest(size_bytes=_SIZE, budget_seconds=0.001, count=nodes // 2)
-    request = request_for(nodes_request, Request(backend="cuda", seed=1, command=("nodes",), kind=CommandKind.NODES))
+    request = request_for(nodes_request, Request(backend="cuda", seed=1, command=("nodes",), kind="nodes"))
     with meter.phase("health of all devices"):
         run = _new_run(request, opened)
     file = folder / "run.json"

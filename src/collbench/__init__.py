@@ -8,6 +8,8 @@ docs/python.md shows them.
 Importing collbench loads nothing: numpy, torch and CUDA come when needed.
 """
 
+from collbench import annexes
+
 TYPE_CHECKING = False  # typing's, whose import takes milliseconds: Ctrl-C here would print a traceback
 if TYPE_CHECKING:
     from collbench.api.inspecting import doctor as doctor
@@ -33,29 +35,23 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# The module that holds each name: those of the annexes bring their own.
+# The module that holds each name.
 _HOMES = {
+    **annexes.NAMES,
     "check": "api.runs",
     "compare": "api.runs",
     "doctor": "api.inspecting",
     "explain": "api.runs",
-    "import_job": "jobs.api",
     "load": "api.runs",
-    "load_job": "jobs.api",
     "measure": "cli.calls",
-    "nodes": "cluster.api",
-    "overlap": "overlaps.command",
-    "predict": "jobs.predict.network",
     "rank": "api.runs",
-    "replay": "jobs.replay.measure",
     "runs": "api.runs",
     "select": "cli.calls",
-    "step": "jobs.marks",
     "tails": "api.runs",
     "topo": "api.inspecting",
     "train_command": "cli.calls",
 }
-__all__ = ["Error", *_HOMES]  # noqa: PLE0604 - the keys are strings
+__all__ = ["Error", *sorted(_HOMES)]  # noqa: PLE0604 - the keys are strings
 
 
 def __getattr__(name: str) -> object:
@@ -70,9 +66,7 @@ def __getattr__(name: str) -> object:
         return CollbenchError
     if name not in _HOMES:
         raise AttributeError(f"module 'collbench' has no attribute '{name}'")
-    from importlib import import_module
-
-    found = getattr(import_module(f"collbench.{_HOMES[name]}"), name)
+    found = getattr(annexes.load(_HOMES[name]), name)
     if name == "step":
         globals()[name] = found  # a training step calls it, and is not to come here again
     return found

@@ -23,7 +23,6 @@ from collbench.model.operations import Operation, Work
 from collbench.overlaps.measure import OverlapWorld, SimOverlap, overlapped, unit_seconds
 from collbench.overlaps.protocol import OPERATIONS, Load
 from collbench.overlaps.results import Compute, ComputeKind, Overlap
-from collbench.sim.fabrics import OverlapFactors
 
 GEMM, COPY = Compute(ComputeKind.GEMM, 64), Compute(ComputeKind.MEMORY, 1)
 CONCURRENT = Load(collective_chunks=3, calls=2, compute_chunks=4, units=1, delay_s=0.0)
@@ -293,4 +292,4 @@ def test_simulated_times_repeat_by_the_seed() -> None:
     [(Compute(ComputeKind.GEMM, 1000), 2e9 / 7e14), (Compute(ComputeKind.MEMORY, 1), 3 * 2**20 / 4e12)],
 )
 def test_simulated_compute_takes_its_operations_over_the_rate(compute: Compute, seconds: float) -> None:
-    assert unit_seconds(compute, OverlapFactors()) == pytest.approx(seconds)
+    assert unit_seconds(compute) == pytest.approx(seconds)

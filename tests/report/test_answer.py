@@ -14,7 +14,7 @@ import pytest
 from collbench.judge.diagnose import Diagnosis
 from collbench.model.errors import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
-from collbench.model.run import CommandKind, DataPoint, Measurement, Run, StopReason
+from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.report import answer
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
@@ -113,5 +113,5 @@ def test_every_run_has_an_answer(run: Run, says: str) -> None:
     jsonschema.validate(json.loads(json.dumps(found)), SCHEMA)
     assert says in found["failed"]
     assert bool(found["failed"]) is bool(says)
-    survey = dataclasses.replace(run, settings=dataclasses.replace(run.settings, kind=CommandKind.NODES))
+    survey = dataclasses.replace(run, settings=dataclasses.replace(run.settings, kind="nodes"))
     assert set(answer.as_json(Diagnosis(survey))) == {"failed", "rates"}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import Failure, RunFileError
 from collbench.model.operations import Operation, Registration
-from collbench.model.run import DataPoint, Device, Run, Sample
+from collbench.model.run import CommandKind, DataPoint, Device, Run, Sample
 from collbench.runfile import run_file
 from tests.builders import pair_run, shared
 
@@ -52,7 +52,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(hint)
     hints = typing.get_type_hints(hint, include_extras=True)
     names = [field.name for field in fields(hint)]
-    return st.builds(hint, **{name: LIMITED[name] if name in LIMITED else values(hints[name]) for name in names})
+    limited = {name: LIMITED[key] for name in names for key in (name, f"{hint.__name__}.{name}") if key in LIMITED}
+    return st.builds(hint, **{name: limited[name] if name in limited else values(hints[name]) for name in names})
 
 
 # What other fields of a run limit.
@@ -72,6 +73,7 @@ LIMITED: dict[str, st.SearchStrategy[Any]] = {
     "samples": st.deferred(lambda: st.lists(values(Sample), min_size=1, max_size=2)),
     "sections": st.just({}),
     "sets": st.just(()),
+    "Settings.kind": st.sampled_from(CommandKind),
     "skew": st.none(),
     "started": st.just("2026-01-02T03:04:05Z"),
 }
@@ -179,7 +181,11 @@ def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
         ("no time to measure", edited(at("settings", "budget_seconds", value=0)), "budget_seconds is 0"),
         ("sets of one", edited(at("settings", "sets", value=[[0, 0]])), "run.settings.sets is [0, 0]"),
         ("an unknown reduction", edited(at("settings", "redop", value="xor")), "run.settings.redop is 'xor'"),
-        ("an unknown command", edited(at("settings", "kind", value="rm")), "run.settings.kind is 'rm', not one of"),
+        (
+            "an unknown command",
+            edited(at("settings", "kind", value="rm")),
+            "run.settings.kind is 'rm', which",
+        ),
         ("a device too many", edited(at("measurements", 0, "point", "members", 1, value=2)), "members is [0, 2], not"),
         ("a negative position", edited(at("measurements", 0, "point", "members", 0, value=-1)), "members is [-1, 1]"),
         ("a pair of one", edited(at("paths", 0, "devices", value=[1, 1])), "run.paths[0].devices is [1, 1]"),

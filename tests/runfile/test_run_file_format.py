@@ -10,13 +10,13 @@ import pathlib
 import re
 import typing
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
+from collbench import annexes
 from collbench.jobs.replay.results import Replay, ReplayedCall, ReplayTrial
 from collbench.measurement.session import Session
 from collbench.model.errors import Cause, Failure, FailureKind, RunFileError, WrongData, died
@@ -243,16 +243,6 @@ def test_ranks_and_their_times_agree(title: str, damage: Callable[[Any], None], 
         run_file.loads(json.dumps(data), "x")
 
 
-def test_what_no_part_of_collbench_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = rich_run()
-    run.settings = dataclasses.replace(run.settings, kind=CommandKind.OVERLAP)
-    text = run_file.dumps(run)
-    # Not out of the table itself: put back, it would stand last, and so in each run that is written afterwards.
-    monkeypatch.setattr(run_file, "SECTIONS", {"replays": SECTIONS["replays"]})
-    with pytest.raises(RunFileError, match=r"^x is a damaged run file: run.settings.kind is 'overlap', which [^\n]*$"):
-        run_file.loads(text, "x")
-
-
 def test_a_section_is_not_taken_from_its_own_name() -> None:
     data = as_json(rich_run())
     data["sections"] = {"overlaps": data.pop("overlaps")}
@@ -287,7 +277,7 @@ def test_schema_and_reader_agree_on_which_points_may_have_no_trials(damaged: boo
         (SCHEMA["$defs"]["measurement"]["properties"]["stop"], [*StopReason, None]),
         (SCHEMA["$defs"]["settings"]["properties"]["dtype"], list(DTYPE_BYTES)),
         (SCHEMA["$defs"]["settings"]["properties"]["redop"], list(REDOPS)),
-        (SCHEMA["$defs"]["settings"]["properties"]["kind"], list(CommandKind)),
+        (SCHEMA["$defs"]["settings"]["properties"]["kind"], [*CommandKind, *annexes.RUNS]),
         (SCHEMA["$defs"]["settings"]["properties"]["layout"], list(Layout)),
         (SCHEMA["$defs"]["failure"]["properties"]["kind"], [*FailureKind, None]),
         (SCHEMA["$defs"]["failure"]["properties"]["cause"], list(Cause)),
@@ -333,9 +323,9 @@ def described() -> dict[str, dict[str, bool]]:
 def test_the_schema_has_the_models_fields_and_requires_the_same() -> None:
     modelled = dict(fields(Run))
     del modelled["Run"]["sections"]
-    for name, annex in SECTIONS.items():
+    for name, package in SECTIONS.items():
         modelled["Run"][name] = False
-        modelled |= fields(import_module(f"{annex.package}.results").RESULT)
+        modelled |= fields(annexes.load(f"{package}.results").RESULT)
     assert described() == modelled
 
 

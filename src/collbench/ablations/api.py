@@ -111,7 +111,7 @@ def _alone(what: str) -> UsageError:
 
 def _output_paths(values: Mapping[str, Any]) -> tuple[Path, Path]:
     """Return the ablation's file, and a new folder's path for the children's output."""
-    folder, name = saved_runs.state_folder(saved_runs.ABLATIONS), saved_runs.new_name()
+    folder, name = saved_runs.state_folder("ablations"), saved_runs.new_name()
     path = values["output"] or folder / f"{name}.json"
     if not values["dry_run"]:
         try:

@@ -6,17 +6,16 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from collbench import untrusted
+from collbench import annexes, untrusted
 from collbench.api import SILENT, Notices, keywords
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.printable import one_line
-from collbench.model.run import CommandKind, Run
+from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.saved_runs import SavedRun
@@ -112,7 +111,8 @@ def newest(
     It is the newest for which `fits` raises no UsageError or RunFileError; if it does for all, the first is raised.
     """
     saved = saved_runs.believed(notices.say)
-    files = [path for path in saved if not of_links or CommandKind.of(saved_runs.command_of(path)).of_links]
+    with_section = {kind for kind, (section, _) in annexes.RUNS.items() if section} if of_links else ()
+    files = [path for path in saved if saved_runs.command_of(path) not in with_section]
     if not files:
         raise UsageError("there is no saved run: name a run file, or measure with 'collbench pairs' first")
     refused: list[UsageError | RunFileError] = []
@@ -236,16 +236,13 @@ def tails(run: Run) -> tuple[Tails, ...]:
     return tuple(all_tails(run))
 
 
-# Files besides runs: of which kind one is, and the module for it, loaded only then.
+# Files of annexes: of which kind one is, and the module for it, loaded only then.
 
-JOB = "collbench-job"
-# What a file's "format" says: the module that offers what `FileKind` lists.
-KINDS = {JOB: "collbench.jobs.hooks", "collbench-ablation": "collbench.ablations.command"}
 MAX_BYTES = 2**30  # a job of a thousand ranks, each with 32 whole repetitions of a thousand calls
 
 
 class FileKind(Protocol):
-    """What such a module offers."""
+    """What the module offers."""
 
     NAME: str  # "a recorded job"
     CALL: str  # that loads one in Python; "{!r}" is the file
@@ -257,22 +254,17 @@ class FileKind(Protocol):
 
 
 def format_of(path: Path) -> str:
-    """Return which of KINDS a file says that it is; "" for a run, and where loading it as one says what is wrong."""
+    """Return which format of an annex a file has; "" for a run, and where loading it as one says what is wrong."""
     try:
         text = untrusted.read_text(path, MAX_BYTES) if path.is_file() else ""  # a pipe can be read once alone
-        fields = json.loads(text) if any(f'"{name}"' in text for name in KINDS) else {}
+        fields = json.loads(text) if any(f'"{name}"' in text for name in annexes.FILES) else {}
     except (OSError, ValueError, RecursionError):
         return ""
     named = fields.get("format") if isinstance(fields, dict) else None
-    return named if isinstance(named, str) and named in KINDS else ""
+    return named if isinstance(named, str) and named in annexes.FILES else ""
 
 
 def file_kind(path: Path) -> FileKind | None:
     """Return the module for a file; None for a run, and for what cannot be read."""
     name = format_of(path)
-    return cast("FileKind", import_module(KINDS[name])) if name else None
-
-
-def trace_title(path: Path) -> str:
-    """Return what a file of another tool is that `collbench import` reads, "" for anything else."""
-    return str(import_module("collbench.jobs.traces.formats").title_of(path)) if path.is_file() else ""
+    return cast("FileKind", annexes.load(annexes.FILES[name])) if name else None

@@ -218,7 +218,7 @@ def leave_with(diagnosis: Diagnosis) -> None:
     status, run = verdicts.status_of(diagnosis), diagnosis.run
     with leaving(status):
         if status is not ExitStatus.DONE:
-            contradicting = verdicts.contradiction(diagnosis) if run.settings.kind is CommandKind.PAIRS else ""
+            contradicting = verdicts.contradiction(diagnosis) if run.settings.kind == CommandKind.PAIRS else ""
             say("; ".join(filter(None, (headline(run), contradicting))))
 
 

@@ -11,15 +11,15 @@ import select
 import signal
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 import click
 
+from collbench import annexes
 from collbench.machine.launchers import LaunchEnvironment, find_launch
-from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, did_you_mean, nearest
+from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, UsageError, did_you_mean, nearest
 from collbench.model.operations import COLLECTIVES
 from collbench.model.printable import one_line
 
@@ -45,7 +45,6 @@ _GROUPS = {
             operation.value: ("cli.timing", f"Time {operation.collective.title}: {operation.collective.does}.")
             for operation in COLLECTIVES
         },
-        "overlap": ("overlaps.command", "Time a collective while the GPUs compute, as in training."),
     },
     "Read": {
         "topo": ("cli.inspecting", "Print the labels of all paths, or explain one pair."),
@@ -60,18 +59,10 @@ _GROUPS = {
     "Choose and train": {
         "select": ("cli.select", "Choose the best K GPUs, for a shell, a container or Slurm."),
         "train": ("cli.train", "Start a training script with torchrun on the best GPUs."),
-        "ablate": ("ablations.command", "Measure what P2P or other GPUs change in your training job."),
-    },
-    "Jobs": {
-        "record": ("jobs.command", "Record every NCCL call of a job."),
-        "import": ("jobs.command", "Import a job that another tool traced."),
-        "replay": ("jobs.command", "Time the communication of a recorded job's step."),
-        "predict": ("jobs.command", "Predict what communication costs a training step."),
-    },
-    "Cluster": {
-        "nodes": ("cluster.api", "Find slow nodes and uplinks of a cluster, and choose nodes."),
     },
 }
+for _name, (_group, *_row) in annexes.COMMANDS.items():
+    _GROUPS.setdefault(_group, {})[_name] = (_row[0], _row[1])
 _COMMANDS = {name: row for group in _GROUPS.values() for name, row in group.items()}
 _COLLECTIVES = [operation.value for operation in COLLECTIVES]
 
@@ -85,7 +76,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        home = vars(import_module(f"collbench.{_COMMANDS[cmd_name][0]}"))
+        home = vars(annexes.load(_COMMANDS[cmd_name][0]))
         return cast("click.Command", {**home, **home.get("COMMANDS", {})}[cmd_name])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -190,8 +181,11 @@ class Launched(Protocol):
 
 
 def launched() -> Launched:
-    """Return the annex's functions."""
-    return cast("Launched", import_module("collbench.ranks.nonzero"))
+    """Return the annex's functions. Raises UsageError without the annex."""
+    functions = annexes.hook("launch")
+    if functions is None:
+        raise UsageError("this is one of several processes, for which this collbench lacks the part: start only one")
+    return cast("Launched", functions)
 
 
 # How it ends: with a signal, an error, or a stream that is closed or full.
@@ -206,7 +200,6 @@ _OTHER_NAMES = {
     "--size": "--sizes",
     "--datatype": "--dtype",
     "--out": "--output",
-    "--fabric": "--fabric-cluster",
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from collbench import annexes
 from collbench.api import runs as saved
 from collbench.cli import options
 from collbench.cli.options import option
@@ -120,15 +121,13 @@ def show(
 
 
 def _load(path: Path) -> Run:
-    """Return the run in a file. Raises RunFileError, which names `collbench import` for another tool's trace."""
+    """Return the run in a file. Raises RunFileError, by an annex that knows another tool's file."""
     try:
         return load(path)
     except RunFileError as error:
-        if title := saved.trace_title(path):
-            raise RunFileError(
-                f"{path} is {title}, not a run: convert it with 'collbench import {path}', then 'collbench show "
-                "job.json' prints it"
-            ) from error
+        others = annexes.hook("unread")
+        if advice := others.advice(path) if others else "":
+            raise RunFileError(advice) from error
         raise
 
 

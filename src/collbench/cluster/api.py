@@ -165,9 +165,8 @@ def _cluster(name: str | None) -> Cluster:
 def request_for(nodes_request: NodesRequest, shared: Request) -> Request:
     """Return the request for what is measured, from that of the options that all measuring commands share."""
     works = (Work(Operation.BROADCAST if nodes_request.one_way else Operation.ALLREDUCE),)
-    return replace(
-        shared, sizes=(nodes_request.size_bytes,), collectives=works, budget_seconds=nodes_request.budget_seconds
-    )
+    sizes, budget = (nodes_request.size_bytes,), nodes_request.budget_seconds
+    return replace(shared, kind="nodes", sizes=sizes, collectives=works, budget_seconds=budget)
 
 
 def survey_launch(

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api import SILENT, Notices, keywords
-from collbench.api.runs import JOB, format_of
+from collbench.api.runs import format_of
 from collbench.jobs import job_file, recording
-from collbench.jobs.job import Ending, Job, check_sent_again
+from collbench.jobs.job import JOB, Ending, Job, check_sent_again
 from collbench.machine import visible_devices
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from collbench.api.runs import JOB, format_of, load_named, newest
+from collbench.api.runs import format_of, load_named, newest
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_page
 from collbench.jobs import job_file
-from collbench.jobs.job import Job, StepSource
+from collbench.jobs.job import JOB, Job, StepSource
 from collbench.jobs.predict.network import BYTES, MAX_LAYERS, STRATEGIES, Step, parse_parameters
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import ExitStatus, UsageError

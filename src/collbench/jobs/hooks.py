@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from collbench.api.runs import JOB, format_of, load_named
+from collbench.api.runs import format_of, load_named
 from collbench.cli.terminal import show_answer
 from collbench.jobs import job_file
+from collbench.jobs.job import JOB
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
 from collbench.runfile.codec import document

@@ -19,6 +19,7 @@ from collbench.model.operations import Operation
 from collbench.model.ranges import Count, Micros, Ordinal, Range
 from collbench.model.units import amount
 
+JOB = "collbench-job"  # the format of its file
 MICRO = 1e-6  # seconds in a µs: a job's times are µs
 MAX_RANKS = 2**20  # the largest clusters have a fifth of it
 Ranks = Annotated[int, Range(1, MAX_RANKS, f"1 to {MAX_RANKS:,} ranks")]

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from collbench.api.runs import JOB, MAX_BYTES
-from collbench.jobs.job import Call, Group, Job, JobRank, Phase
+from collbench.api.runs import MAX_BYTES
+from collbench.jobs.job import JOB, Call, Group, Job, JobRank, Phase
 from collbench.runfile import atomic_write, codec
 
 _FORMAT = codec.FileFormat(JOB, 1, "job", again="record or import the job again", most_bytes=MAX_BYTES)

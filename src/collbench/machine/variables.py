@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
+from collbench import annexes
 from collbench.model.errors import UsageError, nearest
 
 # Their values are numbers and words, nothing private [CUDA Programming Guide, "CUDA Environment Variables"].
@@ -31,41 +31,45 @@ def recorded(environment: Mapping[str, str] = os.environ, *, torch: bool = False
 # Where a figure would be false (docs/method/measuring.md 5).
 
 
-class Use(StrEnum):
-    """What measures on GPUs: collbench's own process, which queues copies and collectives, or workers with torch."""
-
-    NATIVE = "copies and collectives"
-    OVERLAP = "overlap"
-    REPLAY = "replay"
-
-
 @dataclass(frozen=True, slots=True)
 class Falsified:
-    """A variable as it is set, why it makes figures false, and which figures."""
+    """A variable as it is set, why it makes figures false, and by which annexes' commands; () for whatever measures."""
 
     name: str
     value: str
     why: str
-    uses: tuple[Use, ...]
+    commands: tuple[str, ...] = ()
+
+
+# With which value, "" for any, it makes figures of annexes false that name it, and why.
+_FOR_SOME = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": (
+        "1",
+        "all streams of a GPU share one queue, in which the compute would wait behind the collective",
+    ),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (
+        "",
+        "torch takes and returns memory by calls that wait for the GPU, so nothing can be queued",
+    ),
+}
 
 
 def falsified(environment: Mapping[str, str]) -> Iterator[Falsified]:
     """Yield each variable that makes figures false."""
     if switched_on(launches := environment.get("CUDA_LAUNCH_BLOCKING")):
         why = "every launch waits until its kernel has ended, so nothing can be queued, and NCCL may hang"
-        yield Falsified("CUDA_LAUNCH_BLOCKING", launches or "", why, tuple(Use))
-    if (connections := environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "")).strip() == "1":
-        why = "all streams of a GPU share one queue, in which the compute would wait behind the collective"
-        yield Falsified("CUDA_DEVICE_MAX_CONNECTIONS", connections, why, (Use.OVERLAP,))
-    if (uncached := environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING")) is not None:  # with any value
-        why = "torch takes and returns memory by calls that wait for the GPU, so nothing can be queued"
-        yield Falsified("PYTORCH_NO_CUDA_MEMORY_CACHING", uncached, why, (Use.OVERLAP, Use.REPLAY))
+        yield Falsified("CUDA_LAUNCH_BLOCKING", launches or "", why)
+    for name, (false, why) in _FOR_SOME.items():
+        value = environment.get(name)
+        commands = tuple(command for command, names in annexes.SPOILED.items() if name in names)
+        if commands and value is not None and false in ("", value.strip()):
+            yield Falsified(name, value, why, commands)
 
 
-def refuse(use: Use, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise UsageError for the first variable that makes these figures false."""
+def refuse(command: str = "", environment: Mapping[str, str] = os.environ) -> None:
+    """Raise UsageError for the first variable that makes the figures of a command false."""
     for variable in falsified(environment):
-        if use in variable.uses:
+        if not variable.commands or command in variable.commands:
             raise UsageError(f"{variable.name}={variable.value}: {variable.why}", f"unset {variable.name}")
 
 

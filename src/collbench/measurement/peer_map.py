@@ -22,7 +22,7 @@ from collbench.machine.doctor.findings import Driver, GpuState, Host, MachineFac
 from collbench.machine.doctor.peer_causes import PeerCause, causes
 from collbench.machine.nvidia_smi import LiveTools, peer_answers
 from collbench.machine.nvml import Nvml, peer_status
-from collbench.machine.variables import Use, refuse
+from collbench.machine.variables import refuse
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.child_process import Background
 from collbench.measurement.backends.protocol import Backend, Open, Step, time_step
@@ -332,7 +332,7 @@ def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: 
     from collbench.measurement.backends.isolated import OF_PROBES, IsolatedBackend
     from collbench.measurement.backends.nccl_transports import TransportProbe
 
-    refuse(Use.NATIVE)
+    refuse()
     begin = time.monotonic()
     slots: dict[str, Health] = {}
     if measured is not None:  # its copies are not repeated

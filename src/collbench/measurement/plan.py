@@ -355,15 +355,15 @@ class Request(Asked):
         """How many devices it needs: one is enough for its host link and memory, if the backend copies with these."""
         if capabilities(self.backend).cores:
             return 2
-        with_one = self.kind is CommandKind.COPIES and any(v.endpoints is Endpoints.DEVICE for v in self.copies)
-        with_one |= self.kind is CommandKind.CHECK or (self.kind is CommandKind.LATENCY and not self.layers)
+        with_one = self.kind == CommandKind.COPIES and any(v.endpoints is Endpoints.DEVICE for v in self.copies)
+        with_one |= self.kind == CommandKind.CHECK or (self.kind == CommandKind.LATENCY and not self.layers)
         return 1 if with_one else 2
 
     def on_one_device(self) -> Request:
         """Return what it asks of a single device: the host link and the memory in place of links to others."""
-        if self.kind is CommandKind.LATENCY:
+        if self.kind == CommandKind.LATENCY:
             return replace(self, copies=(Variant.HOST, Variant.LOCAL), collectives=(), launches=False)
-        return replace(self, copies=(Variant.HOST,), collectives=()) if self.kind is CommandKind.CHECK else self
+        return replace(self, copies=(Variant.HOST,), collectives=()) if self.kind == CommandKind.CHECK else self
 
     @property
     def registrations(self) -> tuple[Registration, ...]:

@@ -99,8 +99,8 @@ class Session:
     def _confirms(self) -> bool:
         """Return whether what the run accuses is measured again."""
         kind = self._request.kind
-        return kind is CommandKind.CHECK or (
-            kind is CommandKind.PAIRS and not capabilities(self._request.backend).cores
+        return kind == CommandKind.CHECK or (
+            kind == CommandKind.PAIRS and not capabilities(self._request.backend).cores
         )
 
 

@@ -390,7 +390,7 @@ class Machine:
 
 
 class CommandKind(StrEnum):
-    """The command that requested a run. All collectives' commands are COLLECTIVE."""
+    """The command of the main house that requested a run. All collectives' commands are COLLECTIVE."""
 
     PAIRS = "pairs"
     COPIES = "copies"
@@ -398,15 +398,7 @@ class CommandKind(StrEnum):
     CHECK = "check"
     COLLECTIVE = "collective"
     SELECT = "select"
-    NODES = "nodes"
-    OVERLAP = "overlap"
-    REPLAY = "replay"
     OTHER = "other"  # none of ours
-
-    @property
-    def of_links(self) -> bool:
-        """False if a run measures links, pairs or collectives only together with compute, or as part of a job."""
-        return self not in {CommandKind.OVERLAP, CommandKind.REPLAY}
 
     @classmethod
     def of(cls, name: str) -> CommandKind:
@@ -430,7 +422,7 @@ class Layout(StrEnum):
 class Asked:
     """What was asked for, as a request says it and a run's settings keep it."""
 
-    kind: CommandKind = CommandKind.PAIRS
+    kind: str = CommandKind.PAIRS  # or the name of an annex's command
     command: tuple[str, ...]  # the command line, for people: nothing reads it
     copies: tuple[Variant, ...] = ()  # how raw copies run
     chase: bool = False  # adds the pointer chase
@@ -455,9 +447,9 @@ class Asked:
     @property
     def command_name(self) -> str:
         """The command that asks for it: "pairs", "allreduce"; "" if it is none of ours."""
-        if self.kind is CommandKind.COLLECTIVE:
+        if self.kind == CommandKind.COLLECTIVE:
             return self.collectives[0].operation.value if self.collectives else ""
-        return "" if self.kind is CommandKind.OTHER else self.kind.value
+        return "" if self.kind == CommandKind.OTHER else str(self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from collbench.machine import variables
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
 from collbench.model.errors import (
@@ -28,13 +27,13 @@ from collbench.model.errors import (
     failure_of,
 )
 from collbench.model.operations import Operation, Work
-from collbench.model.run import CommandKind, Run
+from collbench.model.run import Run
 from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
 from collbench.overlaps.protocol import DTYPE, QUEUE_ENTRIES, Load, RankTimes
 from collbench.overlaps.results import NAME, Compute, ComputeKind, Overlap, OverlapTrial, Priority
 from collbench.overlaps.workers import OpenWorkers, TorchWorld, WorkersRequest, open_worlds
-from collbench.sim.fabrics import Fabric, OverlapFactors
+from collbench.sim.fabrics import Fabric
 
 # A chunk lasts about as long, or is one call or unit, so that the event at its end (0.5 µs) is about a thousandth of
 # it.
@@ -108,7 +107,7 @@ class OverlapRequest(WorkersRequest):
 
     def open(self) -> OverlapOpened:
         """Start the workers. Raises UsageError, MachineError, BackendError."""
-        return open_worlds(self, variables.Use.OVERLAP, [OverlapWorld], SimOverlap, _SPANS_S)
+        return open_worlds(self, "overlap", [OverlapWorld], SimOverlap, _SPANS_S)
 
     def begun_run(self, opened: OpenWorkers[Any]) -> Run:
         """Return the run that it begins, with nothing measured. Raises UsageError where no size suits the devices."""
@@ -117,7 +116,7 @@ class OverlapRequest(WorkersRequest):
             raise UsageError(f"no size holds 16 B for each of {len(opened.devices)} ranks: name larger --sizes")
         return self.begun(
             opened,
-            CommandKind.OVERLAP,
+            "overlap",
             operations=(self.operation,),
             sizes=tuple(sorted(sizes)),
             dtype=DTYPE,
@@ -478,18 +477,22 @@ class OverlapWorld(TorchWorld):
 _SPANS_S = 0.025, 0.05
 
 
+# Of any simulated machine: how many times as long a collective and compute take beside each other, at the stream's
+# normal priority; and how fast a GPU computes in bf16, and copies within its memory, both directions together.
+_COLLECTIVE_BESIDE, _COMPUTE_BESIDE = 2.0, 1.1
+_TFLOPS, _MEMORY_GBS = 700.0, 4000.0
 # The part of the slowdown by compute that remains for a collective of high priority.
 _LEFT_BY_PRIORITY = 0.5
 
 
-def unit_seconds(compute: Compute, factors: OverlapFactors) -> float:
+def unit_seconds(compute: Compute) -> float:
     """Return the seconds of one unit of compute, isolated, on a simulated GPU."""
     size = float(compute.size)
     match compute.kind:
         case ComputeKind.GEMM:
-            return 2 * size**3 / (factors.tflops * 1e12)
+            return 2 * size**3 / (_TFLOPS * 1e12)
         case ComputeKind.MEMORY:
-            return 3 * size * 2**20 / (factors.memory_gbs * 1e9)
+            return 3 * size * 2**20 / (_MEMORY_GBS * 1e9)
 
 
 class SimOverlap:
@@ -512,13 +515,13 @@ class SimOverlap:
     def run(self, load: Load) -> tuple[RankTimes, ...]:
         """Return a load's times: both are slowed down until one ends, then the other runs at its isolated rate."""
         assert self._point is not None  # noqa: S101  # as the protocol has it
-        point, factors = self._point, self._fabric.overlap
+        point = self._point
         # Seconds of a chunk that runs isolated.
         collective_s = load.calls * self._call_seconds(point)
         noise = float(np.exp(self._rng.normal(0, self._fabric.noise.trial)))
-        compute_s = load.units * (unit_seconds(point.compute, factors) * noise)
+        compute_s = load.units * (unit_seconds(point.compute) * noise)
         left = _LEFT_BY_PRIORITY if point.priority is Priority.HIGH else 1.0
-        slowdowns = 1 + (factors.collective - 1) * left, factors.compute
+        slowdowns = 1 + (_COLLECTIVE_BESIDE - 1) * left, _COMPUTE_BESIDE
         begins: tuple[float, ...] = ()
         if load.idle_s:  # each round begins when the compute of the one before has ended, and compute covers its call
             round_s = load.compute_chunks * compute_s * slowdowns[1]
@@ -542,7 +545,7 @@ class SimOverlap:
     def _call_seconds(self, point: Overlap) -> float:
         members = tuple(range(self._ranks))
         timing = self._backend.time(Step(point.work, (members,), point.size_bytes, 1, 1, dtype=DTYPE))
-        limited = 1.0 if point.ctas is None else (point.ctas + 1) / point.ctas
+        limited = 1.0 if point.ctas is None else (point.ctas + 1) / point.ctas  # N blocks reach N/(N+1) of the rate
         return timing.seconds[0][0] * limited
 
 

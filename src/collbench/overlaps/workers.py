@@ -26,7 +26,7 @@ from collbench.measurement.plan import device_words
 from collbench.measurement.session import new_run
 from collbench.model.capabilities import SIM, capabilities
 from collbench.model.errors import CollbenchError
-from collbench.model.run import CommandKind, Device, Run, Settings
+from collbench.model.run import Device, Run, Settings
 from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 from collbench.sim.fabrics import Fabric
@@ -84,7 +84,7 @@ class WorkersRequest(ABC):
     def begun_run(self, opened: OpenWorkers[Any]) -> Run:
         """Return the run that it begins, with nothing measured. Raises UsageError if the devices do not suit it."""
 
-    def begun(self, opened: OpenWorkers[Any], kind: CommandKind, **settings: Any) -> Run:
+    def begun(self, opened: OpenWorkers[Any], kind: str, **settings: Any) -> Run:
         """Return the run that the request begins, with nothing measured; `settings` are its further settings."""
         own = Settings(
             redop="sum",
@@ -168,7 +168,7 @@ Starter = Callable[[str, Sequence[int], Sequence[str]], World]
 
 def open_worlds(
     request: WorkersRequest,
-    use: variables.Use,
+    command: str,
     starters: Sequence[Starter[TorchWorld]],
     simulate: Callable[[Fabric, SimBackend, int], Any],
     spans: tuple[float, float],
@@ -177,13 +177,13 @@ def open_worlds(
     """Start a world by each starter on the request's devices, or simulate one; `chosen` may drop some of these.
 
     `spans` are the seconds of a load on GPUs and on cores. A world whose ranks do not meet ends all worlds. Raises
-    UsageError, of variables that spoil this `use`, too, MachineError, BackendError.
+    UsageError, of variables that spoil figures of this `command`, too, MachineError, BackendError.
     """
     name, wanted = request.backend, request.devices
     if capabilities(name).simulated:
         return _simulated(request, simulate, spans[0], chosen)
     if not capabilities(name).cores:
-        variables.refuse(use)
+        variables.refuse(command)
     with ExitStack() as stack:
         worlds: list[TorchWorld] = []
         if capabilities(name).cores:

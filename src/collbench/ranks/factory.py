@@ -193,7 +193,7 @@ def refuse(request: Request) -> None:
     """Raise UsageError for what several processes cannot do. All ranks check it before they connect."""
     check_registrations(request)
     if capabilities(request.backend).nvml:
-        variables.refuse(variables.Use.NATIVE)
+        variables.refuse()
     if request.copies or request.chase:
         raise UsageError(
             "copies and latencies are timed by one process that sees all GPUs: start this without torchrun, srun or "

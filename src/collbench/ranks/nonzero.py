@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from collbench import annexes
 from collbench.cli.terminal import say
 from collbench.machine.launchers import LaunchEnvironment
 from collbench.model.errors import CollbenchError, UsageError
@@ -24,22 +25,22 @@ if TYPE_CHECKING:
     from collbench.measurement.plan import Request
     from collbench.ranks.factory import World
 
-# Commands that several processes cannot run together, and what to do instead.
+# Commands that one process of a node can run, which is no rank then; and those that only a single process can run. With
+# what to do instead.
+_ONCE_A_NODE = {
+    **annexes.ONCE_A_NODE,
+    "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",
+}
 _INSTEAD = {
+    **_ONCE_A_NODE,
+    **annexes.ALONE,
     "check": "one process judges: run 'collbench check' without a launcher, on the run file that the processes saved",
     "select": "each process would choose separately: run 'collbench select' once, before they start",
-    "overlap": "overlap starts one process per GPU itself: run 'collbench overlap' without a launcher",
-    "replay": "replay starts one process per GPU itself: run 'collbench replay' without a launcher",
     "topo": "one process reports labels: run 'collbench topo' without a launcher",
-    "record": "record starts the job itself: run 'collbench record -- srun …', or once on each node",
-    "ablate": "ablate starts torchrun itself, many times: run 'collbench ablate' without a launcher",
-    "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",
 }
 # How long a refused rank waits before it fails, so that rank 0 has printed why: all ranks start together.
 _AFTER_RANK_0_S = 3.0
 _WATCH_S = 0.5
-# Processes of these commands, started once on each node, are not ranks: torchrun finds the other nodes.
-_ONCE_A_NODE = ("train", "record")
 
 
 def _end_with_launcher() -> None:

@@ -10,6 +10,7 @@ from collbench.judge.diagnose import Diagnosis
 from collbench.judge.registration import ordinary
 from collbench.model.run import CommandKind
 from collbench.report.rows import Table
+from collbench.report.sections import section
 from collbench.report.text import ranking, verdicts
 from collbench.report.text.frame import headline
 from collbench.runfile.codec import picked
@@ -18,11 +19,11 @@ from collbench.runfile.codec import picked
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return it in JSON's own types, from the objects that the pages show; members are positions in the run's devices.
 
-    Of a survey of nodes only the rates: `collbench nodes --json` has its answer.
+    Of a run that an annex measured as the main house does only the rates: its command judges it.
     """
     run = diagnosis.run
     answer: dict[str, Any] = {"failed": headline(run)}
-    if run.settings.kind is not CommandKind.NODES:
+    if run.settings.kind in {*CommandKind} or section(run):
         own, names = ordinary(run), [device.tag for device in run.devices]
         deciding = evidence(own)
         rankings = [] if deciding is None else ranking.rankings_of_pairs(own, deciding)

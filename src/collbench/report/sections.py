@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
+from collbench import annexes
 from collbench.model.run import Run
 from collbench.runfile.run_file import SECTIONS
 
@@ -41,7 +41,7 @@ class Section(Protocol):
 
 def section(run: Run) -> Section | None:
     """Return what shows a run that an annex measured, loaded now; None for a run of the main house."""
-    for name, annex in SECTIONS.items():
-        if run.settings.kind is annex.kind or run.sections.get(name):
-            return cast("Section", import_module(f"{annex.package}.section"))
-    return None
+    held = (package for name, package in SECTIONS.items() if run.sections.get(name))
+    _, package = annexes.RUNS.get(run.settings.kind, ("", ""))
+    package = package or next(held, "")
+    return cast("Section", annexes.load(f"{package}.section")) if package else None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from collbench import untrusted
+from collbench import annexes, untrusted
 from collbench.model.errors import RunFileError
 from collbench.model.printable import cleaned
 from collbench.model.ranges import FINITE, Range
@@ -233,7 +233,7 @@ def _expect(data: Any, kind: Any) -> Any:
 
 
 # What `collbench show` prints: a command that reads another kind of file names it.
-_SHOWN = ("collbench-run", "collbench-job", "collbench-ablation")
+_SHOWN = ("collbench-run", *annexes.FILES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from collbench import annexes
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import Failure, RunFileError
 from collbench.model.operations import Endpoints, Registration
@@ -19,7 +18,7 @@ from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.runfile import atomic_write
 from collbench.runfile.codec import FileFormat, build, plain
 
-# What annexes add to a run: which command measures a section, and the package that knows it.
+# What annexes add to a run.
 
 
 class Results(Protocol):
@@ -30,19 +29,8 @@ class Results(Protocol):
     check_calls: Callable[[Result, Trial, str], None]  # raises ValueError, which begins with the text, for a wrong list
 
 
-@dataclass(frozen=True, slots=True)
-class Annex:
-    """Who knows a section: the command that measures it, and a package with the modules `results` and `section`."""
-
-    kind: CommandKind
-    package: str
-
-
-# By the name of the section, which is a list in the run file.
-SECTIONS = {
-    "overlaps": Annex(CommandKind.OVERLAP, "collbench.overlaps"),
-    "replays": Annex(CommandKind.REPLAY, "collbench.jobs.replay"),
-}
+# By the name of the section, which is a list in the run file: a package with the modules `results` and `section`.
+SECTIONS = {section: package for section, package in annexes.RUNS.values() if section}
 
 # The file.
 
@@ -150,8 +138,8 @@ def _check_settings(run: Run) -> None:
     settings = run.settings
     if run.backend not in BACKENDS:
         raise ValueError(f"run.backend is '{run.backend}', not one of {', '.join(BACKENDS)}")
-    if not settings.kind.of_links and settings.kind not in {annex.kind for annex in SECTIONS.values()}:
-        raise ValueError(f"run.settings.kind is '{settings.kind}', which this collbench lacks the part to read")
+    if settings.kind not in {*CommandKind, *annexes.RUNS}:
+        raise ValueError(f"run.settings.kind is '{settings.kind}', which no command of this collbench measures")
     if settings.dtype not in DTYPE_BYTES:
         raise ValueError(f"run.settings.dtype is '{settings.dtype}', not one of {', '.join(DTYPE_BYTES)}")
     if settings.redop not in REDOPS:
@@ -217,7 +205,7 @@ def _check_latency(latency: Latency, where: str) -> None:
 def _section(run: Run, name: str, data: Any) -> list[Result]:
     """Return what an annex measured. Raises ValueError where a trial does not have one time for each rank."""
     positions = range(len(run.devices))
-    annex = cast("Results", import_module(f"{SECTIONS[name].package}.results"))
+    annex = cast("Results", annexes.load(f"{SECTIONS[name]}.results"))
     results: list[Result] = build(list[annex.RESULT], data, f"run.{name}")  # type: ignore[name-defined]  # late
     for number, result in enumerate(results):
         where = f"run.{name}[{number}]"

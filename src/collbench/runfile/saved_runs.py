@@ -15,7 +15,7 @@ from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.units import abridged, amount
 from collbench.runfile import atomic_write
 
-RUNS, FINALISTS, ABLATIONS = "runs", "finalists", "ablations"
+RUNS, FINALISTS = "runs", "finalists"
 
 
 def state_folder(name: str) -> Path:

@@ -163,20 +163,6 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
-class OverlapFactors:
-    """How a collective and compute slow each other at the stream's normal priority, and how fast a GPU computes.
-
-    At high priority the collective loses half as much, and compute as much. A collective of N thread blocks (--ctas)
-    reaches N/(N+1) of its rate.
-    """
-
-    collective: _Rate = 2.0  # times as long
-    compute: _Rate = 1.1  # times as long
-    tflops: _Rate = 700.0  # in bf16
-    memory_gbs: _Rate = 4000.0  # of copies within a GPU's memory
-
-
-@dataclass(frozen=True, slots=True)
 class ReportedPath:
     """What the machine's tools report of one pair, where it differs from the structure; None: it does not."""
 
@@ -231,7 +217,6 @@ class Fabric:
     engines: Engines = Engines()
     delays: Delays = Delays()
     noise: Noise = Noise()
-    overlap: OverlapFactors = OverlapFactors()
     labels: tuple[ReportedPath, ...] = ()
     faults: tuple[Fault, ...] = ()
     virtualization: str = "none"  # NVML's word

@@ -21,13 +21,12 @@ from collbench.api.measuring import resolved_backend
 from collbench.jobs.job import Job, checked
 from collbench.jobs.replay.results import NAME, Replay, ReplayTrial
 from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, operation_of, schedule_of
-from collbench.machine import variables
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
 from collbench.model.capabilities import Capabilities, capabilities
 from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError, WrongData, failure_of
 from collbench.model.operations import Work
-from collbench.model.run import CommandKind, Device, Run
+from collbench.model.run import Device, Run
 from collbench.model.skew import whole_blocks
 from collbench.model.units import amount
 from collbench.overlaps.workers import (
@@ -82,7 +81,7 @@ class ReplayRequest(WorkersRequest):
         kinds = self.schedule.kinds
         return self.begun(
             opened,
-            CommandKind.REPLAY,
+            "replay",
             operations=tuple(dict.fromkeys(operation_of(kind.operation) for kind in kinds)),
             sizes=tuple(sorted({kind.size_bytes for kind in kinds})),
             dtype="uint8",
@@ -96,7 +95,7 @@ class ReplayRequest(WorkersRequest):
     def open(self) -> ReplayOpened:
         """Open a world for each arm, or a simulated one. Raises UsageError, MachineError, BackendError."""
         starters = [partial(ReplayWorld, settings=arm.settings) for arm in self.arms]
-        worlds = open_worlds(self, variables.Use.REPLAY, starters, SimReplay, _SPANS_S, self.chosen)
+        worlds = open_worlds(self, "replay", starters, SimReplay, _SPANS_S, self.chosen)
         return replace(worlds, traces=capabilities(self.backend).nvml)
 
     def chosen(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:

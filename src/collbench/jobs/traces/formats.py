@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from collbench import untrusted
-from collbench.api.runs import JOB
-from collbench.jobs.job import Source
+from collbench.jobs.job import JOB, Source
 from collbench.jobs.traces import content
 from collbench.jobs.traces.content import Unreadable
 from collbench.jobs.traces.kineto import KinetoReader
@@ -56,6 +55,13 @@ def read(paths: Sequence[Path]) -> list[Trace]:
         trace.file = str(path)
         traces.append(trace)
     return traces
+
+
+def advice(path: Path) -> str:
+    """Return what to do with a file that is no run; "" if it is no trace either."""
+    title = title_of(path) if path.is_file() else ""
+    shown = f"convert it with 'collbench import {path}', then 'collbench show job.json' prints it"
+    return title and f"{path} is {title}, not a run: {shown}"
 
 
 def title_of(path: Path) -> str:

@@ -28,7 +28,7 @@ from collbench.machine.doctor.findings import (
 from collbench.machine.health import HOT_C, holds_back
 from collbench.machine.network_cards import down, nearest, slower
 from collbench.machine.numa import format_cpus, parse_cpus
-from collbench.machine.variables import OF_CUDA, OF_TORCH, Use, cost, falsified, meant, reader, switched_on
+from collbench.machine.variables import OF_CUDA, OF_TORCH, cost, falsified, meant, reader, switched_on
 from collbench.machine.visible_devices import NAME, ORDER, read
 from collbench.model.capabilities import capabilities
 from collbench.model.run import NetworkPort, Path, PeerStatus
@@ -377,8 +377,8 @@ def _variables(facts: MachineFacts) -> Lines:
 def _cuda_variables(environment: Mapping[str, str]) -> Lines:
     """Judge those of CUDA and torch that change figures; some are refused (docs/method/measuring.md 5)."""
     for found in falsified(environment):
-        level = Level.FAIL if Use.NATIVE in found.uses else Level.WARN
-        refused = "nothing on GPUs" if level is Level.FAIL else f"no {' and no '.join(found.uses)}"
+        level = Level.WARN if found.commands else Level.FAIL
+        refused = f"no {' and no '.join(found.commands)}" if found.commands else "nothing on GPUs"
         yield line(
             level, found.name, f"{found.value}: {found.why}; collbench measures {refused}", f"unset {found.name}"
         )
@@ -392,8 +392,8 @@ _DEFAULT_CONNECTIONS = 8  # [CUDA Programming Guide, "CUDA Environment Variables
 _EFFECTS = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "queues that a GPU's streams share, 8 by default",
     "CUDA_MODULE_LOADING": "when kernels are loaded; collbench loads them before it times",
-    "PYTORCH_ALLOC_CONF": "how torch takes memory, in overlap, replay and jobs",
-    "PYTORCH_CUDA_ALLOC_CONF": "how torch takes memory, in overlap, replay and jobs",
+    "PYTORCH_ALLOC_CONF": "how torch takes memory, in jobs too",
+    "PYTORCH_CUDA_ALLOC_CONF": "how torch takes memory, in jobs too",
 }
 
 

@@ -352,7 +352,7 @@ class IsolatedBackend(Backend):
 
     def start(self) -> None:
         """Start the worker and return at once. Raises UsageError if a variable would make its figures false."""
-        variables.refuse(variables.Use.NATIVE)
+        variables.refuse()
         self._worker.start()
 
     def list_gpus(self) -> tuple[str, ...]:

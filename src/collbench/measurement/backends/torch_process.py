@@ -1,6 +1,6 @@
 """Worker processes that load torch, one per rank, each behind a pipe. Their parent, which uses this module, does not.
 
-The workers are gloo_worker and those of overlap and replay; torch_rank.py is their side.
+The workers are gloo_worker and those of annexes; torch_rank.py is their side.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Started as `… -m MODULE FD RANK WORLD_SIZE BACKEND DEVICE FILE [HOST PORT PREFIX]`: FD is its end of the pipe, BACKEND
 cuda or host, DEVICE the GPU's number among those that CUDA shows, or the core. The ranks meet in the open FILE, or in
-the TCPStore at HOST. `gloo_worker` and the workers of overlap and replay are such modules.
+the TCPStore at HOST. `gloo_worker` is such a module, and annexes have others.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from importlib import import_module
 
 from rich.text import Text
 
+from collbench import annexes
 from collbench.judge import physics
 from collbench.judge.outcome import TroubleKind, outcome, timed_pairs, timed_points, without_idle
 from collbench.judge.physics import NVLS_VARIABLE, Nvls
@@ -192,7 +192,9 @@ def _events(run: Run) -> Iterator[tuple[str, str]]:
     yield from (event for event in found if event[0] is FlagKind.SHARED)
     # Older files lack `ports_after_read`: no ports afterwards may mean that they were not read.
     if run.ports_before and (run.ports_after_read or run.ports_after):
-        yield from import_module("collbench.ranks.ports").events(run)  # of runs on several hosts
+        several_hosts = annexes.hook("ports")
+        lack = _PORTS, "unknown of network ports: this collbench lacks the part that compares them"
+        yield from several_hosts.events(run) if several_hosts else (lack,)
 
 
 # The notes below every page's figures: how they were measured, what is missing, what not to trust.
@@ -394,7 +396,7 @@ def nccl_notes(run: Run) -> Iterator[str]:
     if not kinds or not possible or run.settings.processes > 1 or environment.get(_IN_ONE_PROCESS) == "1":
         return
     command = run.settings.command_name
-    if run.settings.kind is CommandKind.PAIRS:
+    if run.settings.kind == CommandKind.PAIRS:
         command += f" --operations {','.join(dict.fromkeys(work.operation for work in works))}"
     registration = next(iter(kinds)) if len(kinds) == 1 else "all"
     command += " --collectives" if run.settings.layers else f" --registration {registration}"

@@ -15,7 +15,7 @@ def page(diagnosis: Diagnosis, name: str = "RUN.JSON") -> Page:
     yield from alarm(run)
     if not run.complete and not headline(run):
         yield Lines(interrupted(run), style=ALARM)
-    if run.settings.kind.of_links and run.settings.kind is not CommandKind.NODES:  # which has verdicts of its own
+    if run.settings.kind in {*CommandKind}:  # an annex's command has verdicts of its own
         from collbench.report.text.verdicts import contradicted  # late: the judge
 
         yield from contradicted(diagnosis, name)
@@ -26,7 +26,7 @@ def _of_command(diagnosis: Diagnosis) -> Page:
     """Return the page of the command that measured a run, and load only this one."""
     run = diagnosis.run
     kind, measured_by = run.settings.kind, sections.section(run)
-    if len(run.devices) == 1 and kind is not CommandKind.LATENCY:
+    if len(run.devices) == 1 and kind != CommandKind.LATENCY:
         kind = CommandKind.COPIES  # a check of one GPU copies with host memory
     if run.settings.layers:
         from collbench.report.text.collectives import small_allreduces_page
@@ -34,11 +34,11 @@ def _of_command(diagnosis: Diagnosis) -> Page:
         return small_allreduces_page(run)
     if measured_by:
         return measured_by.page(run)
-    if kind is CommandKind.COPIES:
+    if kind == CommandKind.COPIES:
         from collbench.report.text.copies import copies_page
 
         return copies_page(diagnosis)
-    if kind is CommandKind.LATENCY:
+    if kind == CommandKind.LATENCY:
         from collbench.report.text.copies import latency_page
 
         return latency_page(run)

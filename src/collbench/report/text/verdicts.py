@@ -238,9 +238,9 @@ def contradiction(diagnosis: Diagnosis) -> str:
 def status_of(diagnosis: Diagnosis) -> ExitStatus:
     """Return the status with which the run's command ended, as far as the run shows it."""
     kind, status = diagnosis.run.settings.kind, outcome(diagnosis.run).status
-    if kind is CommandKind.CHECK:
+    if kind == CommandKind.CHECK:
         return diagnosis.status
-    return max(status, ExitStatus.CONTRADICTION) if kind is CommandKind.PAIRS and contradiction(diagnosis) else status
+    return max(status, ExitStatus.CONTRADICTION) if kind == CommandKind.PAIRS and contradiction(diagnosis) else status
 
 
 def contradicted(diagnosis: Diagnosis, name: str) -> Iterator[Lines]:
