@@ -74,5 +74,5 @@ def _placed(textures: Tensor, classes: Tensor, generator: torch.Generator) -> Te
     mirrored = torch.rand(count, 1, generator=generator) < 0.5
     columns = torch.where(mirrored, columns.flip(1), columns)
     image_index = torch.arange(count)[:, None, None]
-    # indices around a slice put the colours last: (count, SIDE, SIDE, 3)
+    # indices around a slice put the colors last: (count, SIDE, SIDE, 3)
     return chosen[image_index, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

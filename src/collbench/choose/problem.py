@@ -67,8 +67,9 @@ def different(groups: NDArray[np.intp]) -> Callable[[Sets], Values]:
 
 
 def what_remains(sets: Sets, values: Values, delta: float) -> Callable[[Sets], Values]:
-    """Return the function that costs 0 for a set if the best of `sets` among the devices that it leaves is as good as
-    any other set leaves, up to δ, and 1 if not.
+    """Return the function that gives a set 0 if it leaves as good a set as any other does, up to δ, and else 1.
+
+    A set leaves the best of `sets` among the other devices.
     """
     every = masks(sets)
     order = np.argsort(-values, kind="stable")

@@ -40,7 +40,7 @@ def _asked_for(name: str) -> bool:
     return context is not None and context.meta.get(f"collbench.{name}", False)
 
 
-# Of every command that shows a page.
+# The option of every command that shows a page.
 verbose_option = _way("-v", "--verbose", "verbose", text="Show the whole page, not the short one.")
 
 

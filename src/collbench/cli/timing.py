@@ -45,7 +45,7 @@ def _list_of(option: str, known: Mapping[str, Value]) -> Callable[[str], tuple[V
 
 # Each kind of registered memory in one run.
 _EVERY_REGISTRATION = "all"
-# Of collectives on pairs and on all devices.
+# The option of collectives on pairs and on all devices.
 _registration = option(
     "--registration KIND",
     "Registered memory: none, buffer, window, or all (each in turn).",
@@ -137,7 +137,7 @@ def copies(request: Request, *, patterns: tuple[Variant, ...] | None, **_shared:
 
 # All that a latency needs: the smallest message of the reference tools.
 _SMALLEST = 8
-# Of Llama-70B.
+# Those of Llama-70B.
 _DEFAULT_LAYERS = 80
 _collectives = option(
     "--collectives",

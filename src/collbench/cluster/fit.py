@@ -233,7 +233,7 @@ class _Design:
         ]
         before, sends, receives = (block.design.shape[1] for block in self.blocks[:3])
         everywhere = len({node for members in self.hiding for node in members}) == sends
-        # Of switches above all nodes, one follows from the others.
+        # One of the switches above all nodes follows from the others.
         for members in self.hiding[everywhere:] if receives else ():
             row, own = np.zeros(len(rows[0])), np.array(members)
             row[before + own], row[before + sends + own] = 1.0, -1.0
@@ -347,12 +347,12 @@ def _level_blocks(switches: int, first: _Indices, second: _Indices) -> list[_Blo
 
 # Huber's robust linear estimate for many unknowns; each measurement depends on a few of them.
 
-# Of log bandwidth: the estimate is settled when nothing moves by a thousandth of a percent.
+# In log bandwidth: the estimate is settled when nothing moves by a thousandth of a percent.
 _STEPS, _SETTLED = 50, 1e-5
-# Of log bandwidth: nothing repeats better than to 0.1%, and weights would divide by nothing.
+# In log bandwidth: nothing repeats better than to 0.1%, and weights must not divide by zero.
 _MIN_SIGMA = 1e-3
 # Keeps near 0 what the measurements leave open (a ring of even length, a leaf never crossed): as if its standard
-# deviation were 16 times the noise, 30% for 2%. Of an effect that eight measurements show it takes a two-thousandth.
+# deviation were 16 times the noise, 30% for 2%. It takes a two-thousandth of an effect that eight measurements show.
 _RIDGE = 0.004
 _PRECISE = 1e-10
 # A few residuals may be small by chance. So what is assumed about the scatter counts as much as two of them: a
@@ -433,7 +433,7 @@ _End = tuple[bool, int]  # a node as a receiver (True) or as a sender
 
 # Fewer nodes have too few pairs: a pair with a level of its own is no uplink.
 _MIN_NODES = 6
-# Of log bandwidth: what is slower than the full rate by more than this and three times the noise is not just noise.
+# In log bandwidth: what is slower than the full rate by more than this and three times the noise is not just noise.
 _CLEARLY, _SIGMAS = 0.08, 3.0
 # What is slower than the best by less than this and three times the noise is the same rate.
 _SAME = DELTA

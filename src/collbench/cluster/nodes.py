@@ -55,7 +55,7 @@ _TOO_WIDE = 0.15
 _CONFIRMED = 2
 # Quiet measurements have the noise of all fast pairs, of which there are some dozens.
 _QUIET_FREEDOM = 30
-# Of log bandwidth: if pairs cannot separate nodes, as with only two nodes, errors are unbounded.
+# In log bandwidth: if pairs cannot separate nodes, as with only two nodes, errors are unbounded.
 _WIDEST = 10.0
 
 

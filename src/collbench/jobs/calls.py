@@ -45,8 +45,8 @@ class MatchedGroup:
 
     `ranks` are job ranks, `places` the positions in each one's phase, shape (ranks, calls). `times` are seconds of each
     rank's kernels, (ranks, repetitions, calls), `moving` those of the transfer, (repetitions, calls), NaN if unknown.
-    `judged` are the calls to which a rank can be late: with kernels that are known, not rooted ones, to which ranks
-    come at different times by design, nor calls sent together with the one before. `whole`: all ranks of the group were
+    `judged` are the calls to which a rank can be late: those with known kernels, except rooted ones, to which ranks
+    come at different times by design, and calls sent together with the one before. `whole`: all ranks of the group were
     recorded.
     """
 

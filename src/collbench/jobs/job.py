@@ -1,8 +1,8 @@
 """A recorded job: the collectives that its ranks sent, their order, groups, and the pauses between them.
 
 A job repeats its steps a million times, so a rank's calls are kept folded: a *phase* is a sequence of calls and how
-often it came in a row. Of the times of each call and each pause the median is kept; some repetitions, the same ones on
-every rank, are kept whole as *samples*, with the time of each call.
+often it came in a row. The median time of each call and each pause is kept; some repetitions, the same ones on every
+rank, are kept whole as *samples*, with the time of each call.
 """
 
 from __future__ import annotations

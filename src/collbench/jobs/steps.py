@@ -681,7 +681,7 @@ def _sample(rank: _Unrolled, rows: Places, step: int, at: int, places: Places, u
     lasted = np.nan
     if at + 1 < len(rows) and not rank.left[row[0] + 1 : rows[at + 1][0] + 1].any():
         lasted = clock[rank.first[rows[at + 1][0]]] - clock[rank.first[row[0]]]
-    # Of an exchange with other members than in the usual repetition, the times of its first call.
+    # An exchange with other members than in the usual repetition has the times of its first call.
     own = own if len(own) == len(places) else rank.first[row][unit_of]
     return Sample(
         step,

@@ -97,7 +97,7 @@ class Variation:
     in all that is measured on it or, beyond that, in this data `point` alone.
 
     Each is known to so many degrees of freedom. `shift` is by how much all links of two runs differ alike, as a
-    difference of logs: up to a bound the runs may be why, because two of them do not show how much this varies.
+    difference of logs: up to a bound the runs may be the cause, because two runs do not show how much it varies.
     """
 
     common: float = 0.0
@@ -164,7 +164,7 @@ def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Variance]:
     yield Variance(2 * common**2, min(run.common_freedom for run in runs), "runs")
 
 
-# What runs on the same GPUs, seconds to minutes apart, differ by, on 2 and 4 × H200 and 2 × H100 behind NVSwitches: a
+# How much runs differ on the same GPUs, seconds to minutes apart, on 2 and 4 × H200 and 2 × H100 behind NVSwitches: a
 # latency in seconds, the same for all sizes below 16 MiB, and a ratio, which is what is left at large sizes. Estimated
 # by benchmarks/repeats_variation.py from 254 runs (benchmarks/results/2026-11-24-between-runs).
 _DEFAULTS = {

@@ -231,7 +231,7 @@ def judge_group(together: Together, alpha: float, fail_below: float) -> ChangeGr
     Most of its data points have to agree: a disturbed one must not decide.
     """
     kind, work, members, pairs = together
-    # By each data point's variance; equal weights if some have none.
+    # Weights by each data point's variance; equal ones if some have none.
     inverse = [pair.of_trials + 2 * pair.between.sigma**2 for pair in pairs]
     inverse = [1 / variance for variance in inverse] if min(inverse) else [1.0] * len(inverse)
     weights = [variance / sum(inverse) for variance in inverse]

@@ -16,7 +16,7 @@ from collbench.model.operations import Work
 from collbench.model.run import Measurement, Noise, Run
 from collbench.model.units import TELLING_BYTES, grouped
 
-# Below this a standard deviation is off by more than an eighth: a wider kind is asked, and none if all have less.
+# Below this a standard deviation is off by more than an eighth: a wider kind counts, or none if all have less.
 _MIN_FREEDOM = 30
 # A data point is left out of its kind's σ if chance spreads trials so much only once in a thousand cases.
 _PART_LEVEL = 0.999

@@ -422,8 +422,8 @@ def _ranking(
     delta = tolerance(size_bytes)
     ordered = [estimated[members] for members in order]
     tiers = tiers_of(ordered, delta)
-    # The others are compared with the best one that is as steady as its label: the highest may be so by its noise, but
-    # not where it alone is significantly faster than all that are steady.
+    # The others are compared with the best one that is as steady as its label: the highest may owe its place to noise,
+    # unless it alone is significantly faster than all steady ones.
     steady = (best for best, tier in zip(order, tiers, strict=True) if tier == 1 and estimated[best].own_noise is None)
     top = next(steady, order[0])
     best, others = estimated[top], {members: estimated[members] for members in order if members != top}

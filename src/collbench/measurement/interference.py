@@ -58,7 +58,7 @@ def _disjoint(pairs: Sequence[Members]) -> list[Members]:
 
 _TRIALS = 3
 _PAIRS_A_LABEL = 2
-# Large enough that a shared link would show; larger sizes only take longer.
+# A size at which a shared link shows; larger ones only take longer.
 _LARGEST = 64 * 2**20
 
 

@@ -315,7 +315,7 @@ def unordered_pairs(devices: int) -> tuple[Members, ...]:
 
 # The request, and the part of it that this machine can measure; the rest is skipped by name and reason.
 
-# As nccl-tests: -n 20.
+# The default of nccl-tests, -n 20.
 _LAUNCHES = 20
 _SHORTEST_BUDGET = 1.0
 # A copy of this size shows what a host link carries: at 55 GB/s (PCIe gen 5) it takes 1.2 ms, its start some µs. Larger

@@ -191,7 +191,7 @@ class Rank:
         wrong_compute = int((held.unit.result != held.alone).sum()) if load.compute_chunks else None
         wrong = self._wrong(held) if load.collective_chunks else None
         if load.collective_chunks * load.calls > len(held.messages):
-            # Of a message that was used again, an earlier result is gone: one more call, untimed, would show another.
+            # A message that was used again has lost its earlier result: one more call, untimed, would show another.
             self._fill(held, next(self._fillings))
             self._both(held, Load(1, 1, 0, 1, 0.0))
             wrong = (wrong or 0) + (self._wrong(held) or 0)

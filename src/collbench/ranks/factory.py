@@ -289,7 +289,7 @@ class World:
         self.unknown = tuple(ranks.lost.values())
         kept = ranks.without_lost()
         numbers = {rank: number for number, rank in enumerate(kept)}
-        # As they came: the first failure is the cause of those after it.
+        # In order of arrival: the first failure is the cause of those after it.
         present = {numbers[rank]: reply for rank, reply in replies.items() if rank in numbers}
         introduced: tuple[Introduction, ...] = ranks.values(present, "introduce")
         ends = {number: self._ends[rank] for number, rank in enumerate(kept) if rank in self._ends}

@@ -118,7 +118,7 @@ def _report(
     # For all-to-all-v nccl-tests prints the mean block [src/alltoallv.cu, AlltoAllvGetCollByteCount].
     blocks = len(point.members) if operation.shares or operation.irregular else 1
     dtype = _TYPES.get(settings.dtype, settings.dtype)
-    # Of send/recv it prints the reduction, though it has none [src/sendrecv.cu:120].
+    # For send/recv it prints a reduction, though there is none [src/sendrecv.cu:120].
     redop = settings.redop if operation.reduces or operation is Operation.SENDRECV else "none"
     root = settings.root if operation.rooted else -1
     for size, both in rows.items():

@@ -204,7 +204,7 @@ def _claim(temporary: Path, target: Path) -> bool:
 
 
 def _replace_empty(temporary: Path, target: Path) -> bool:
-    """Replace a file that is empty. Of several processes that want it, the lock lets one at a time look."""
+    """Replace a file that is empty. The lock lets one process at a time look."""
     with target.open("rb+") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)

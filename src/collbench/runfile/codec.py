@@ -22,7 +22,7 @@ from collbench.model.ranges import FINITE, Range
 
 _T = TypeVar("_T")
 
-# Of a file: the largest of some hundred runs has 1 MB, and Python's own objects take up to twenty times as much.
+# Bytes of a file: the largest of some hundred runs has 1 MB, and Python's own objects take up to twenty times as much.
 MAX_BYTES = 2**28
 
 # Most values of a run file have these types, and stay as they are.

@@ -120,7 +120,7 @@ def _on_gpu(rank: JobRank, trace: Trace, began: float, transfers: Mapping[tuple[
     timeline, offset = trace.gpu, began - trace.origin
     if timeline is None:
         return rank
-    # By a kernel's beginning and length how long it was exposed, and from when on no earlier kernel ran, µs.
+    # How long a kernel was exposed, and from when on no earlier kernel ran, µs, by its beginning and length.
     exposed = {
         (round(call.gpu_start - offset, 3), round(call.gpu, 3)): (call.exposed, call.alone_from)
         for call in trace.calls

@@ -27,7 +27,7 @@ from collbench.model.units import grouped, span
 # NUMA nodes by itself.
 _FAR_BELOW_NVLINK, _FAR_BELOW_PCIE = 0.5, 0.3
 # Through host memory, traffic between GPUs below one PCIe switch shares its uplink, which NCCL uses in both directions
-# at the same time, a copy in one: NCCL reaches half of a copy at most. A variable that forbids P2P is found by that.
+# at once, but a copy in one: NCCL reaches at most half of a copy. A variable that forbids P2P is found by that.
 _ONE_UPLINK, _BELOW_ONE = 0.5, ("PIX", "PXB")
 # Variables that users set and forget, and what each does [NCCL docs, environment variables], strongest first: those
 # that forbid paths. Pairs, because a dict with such keys looks like an environment that sets them.

@@ -99,7 +99,7 @@ def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bo
 def _shares_nothing(facts: Facts, check: InterferenceCheck) -> bool:
     """Return whether a checked pair has its links to itself, by the labels: NVLinks in use, or one bridge with peers.
 
-    Of four GPUs there is one other pair; if each of the two pairs has its own NUMA node, they share nothing. Where a
+    Four GPUs have only one other pair; if each of the two pairs has its own NUMA node, they share nothing. Where a
     variable sends NCCL through host memory, its pairs below one bridge share the uplink.
     """
     if is_nvlink(check.label):
@@ -196,7 +196,7 @@ def _carried(facts: Facts, device: int) -> float:
 
 # GPUs that were slower for a part of a run: its passes against each other.
 
-# In at most so many runs chance alone names a device.
+# Chance alone names a device in at most this share of runs.
 _CHANCE_OF_ANY = 0.001
 # docs/method/verdicts.md 5: 5%, as a difference of log times, against data points of other devices; without these 10%,
 # because a machine that warms up slows down everywhere.

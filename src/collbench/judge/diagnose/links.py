@@ -324,9 +324,9 @@ def _chance(reading: Reading, below: float, deviations: Sequence[float]) -> floa
     """Return the chance that noise alone makes all trials of a reading (of seven, all but one) lie so far below.
 
     By ranks: of all trials, its own and those of its peers, its own are as likely to be the lowest as any others. This
-    assumes nothing of the distribution of noise, which is often skewed, because a rate has a ceiling, except that it is
-    equally wide: a reading that is noisier than its peers lies less far below, in its own noise. Far beyond all of its
-    peers' trials the chance is that of exponential noise, which falls off more slowly than normal noise.
+    assumes of the distribution of noise, which is often skewed because a rate has a ceiling, only that it is equally
+    wide: a reading that is noisier than its peers lies less far below, in its own noise. Far beyond all of its peers'
+    trials the chance is that of exponential noise, which falls off more slowly than normal noise.
     """
     if not deviations:
         return 1.0

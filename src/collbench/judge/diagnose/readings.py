@@ -35,7 +35,7 @@ from collbench.model.units import TELLING_BYTES, grouped
 _CHANCE_OF_ANY = 0.005
 # Fewer trials than this make a poor σ̂: the wider pool then counts, too.
 _FEW_TRIALS = 30
-# From this many trials on, a data point may have noise of its own; with fewer only all of its link's together.
+# From this many trials on, a data point may have noise of its own; with fewer, only all those of its link together may.
 _TRIALS_FOR_OWN_NOISE = 5
 # Two copies on one link get half of it each, three a third; noise alone does not make an interference check's ratio
 # this low.

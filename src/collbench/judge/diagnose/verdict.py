@@ -181,7 +181,7 @@ def explained(found: Sequence[Verdict]) -> list[Verdict]:
     left = sorted(found, key=lambda verdict: order.index(verdict.kind))
     standing: list[Verdict] = []
     while left:
-        # Of what one device explains, the verdict on the device stands.
+        # The verdict on a device stands for all that the device explains.
         alike = [verdict for verdict in left if verdict is left[0] or _by_one_cause(left[0], verdict)]
         strong = next(filter(_of_device, alike), left[0])
         left.remove(strong)

@@ -97,7 +97,7 @@ _HOST, _HOST_NODE_0 = -1, -2
 
 # Copies that the destination issues: the GPU reads. Host memory issues none.
 _PULLED = {Operation.CE_READ, Operation.SM_READ, Operation.H2D_CE, Operation.H2D_SM}
-# As nccl-tests warms up its loop (-w) [src/common.cu].
+# Warm-up calls of the launch loop, as in nccl-tests (-w) [src/common.cu].
 _LAUNCH_WARMUP = 5
 _MIB = 2**20
 # Twice the largest L2 that we know (H200: 60 MB, B200: 126 MB): no cache serves messages that rotate through it.

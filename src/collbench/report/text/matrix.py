@@ -69,7 +69,8 @@ def _matrix(run: Run, figures: Mapping[Members, float], unit: str, *, symmetric:
     shares = best / matrix if unit in _PER_SECOND else matrix / best if best else np.full(matrix.shape, np.nan)
     style = _styles(shares)
     text = Figures()
-    # As many columns in each block: 16 of four digits need two blocks. Long names (of hosts) leave room for one.
+    # All blocks have about as many columns: 16 of four digits need two blocks. Long names (of hosts) leave room for
+    # one.
     each = ceil(len(widths) / ceil(sum(widths) / max(NARROW - first, *widths)))
     for start in range(0, len(widths), each):
         block = range(start, min(start + each, len(widths)))

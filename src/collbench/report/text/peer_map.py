@@ -247,7 +247,7 @@ def _answer(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
         slow = {link for cause in held for link in cause.links}
         why = "; ".join(cause.text for cause in held)
         text = f"P2P works, but is slow on {len(slow)} of {count} links: {why}"
-    # Of a simulated machine no NCCL was asked, and no fault keeps it from such links.
+    # A simulated machine has no NCCL to ask, and no fault keeps NCCL from such links.
     asked = [] if peer_map.fabric and not _unused(peer_map) else [_nccl(peer_map)]
     return f"{'; '.join((text, *asked, *(clause for clause, _ in _besides(peer_map))))}."
 
@@ -267,7 +267,7 @@ def _besides(peer_map: PeerMap) -> Iterator[tuple[str, str]]:
 
 
 _SLOWER = f"slower than through host memory by more than {fixed(STAGED_FASTER, 2)} times"
-# Of one link, and of several.
+# What is said of one link, and of several.
 _SAYS = {
     PeerState.HANGS: ("hangs", "hang"),
     PeerState.CORRUPTS: ("delivers wrong data", "deliver wrong data"),

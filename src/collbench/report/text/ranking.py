@@ -154,7 +154,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[P
 def _kept_rows(ranking: Ranking, rows: tuple[int, int, int]) -> list[int]:
     """Return which rows a table of pairs shows: all, or the best, the worst, and the best of each tier between them.
 
-    Of more tiers between them than the table may have rows, the first ones are shown.
+    If there are more tiers between them than the table may have rows, the first ones are shown.
     """
     most, best, worst = rows
     tiers = [standing.tier for standing in ranking.standings]
