@@ -49,6 +49,22 @@ def test_the_pages_example_is_read() -> None:
     assert (fabric.name, len(fabric.gpus), fabric.faults[0].kind) == ("two-cards", 2, FaultKind.SLOW_LINK)
 
 
+def test_a_file_with_a_base_is_that_machine_with_what_it_says() -> None:
+    (text,) = re.findall(r"^    (\{.*?\}\]\})$", PAGE, re.DOTALL | re.MULTILINE)
+    validate(text)
+    base = fabrics.load("dgx-1v")
+    made = fabrics.loads(text, "the page")
+    assert made == dataclasses.replace(base, name="dgx-slow", faults=made.faults)
+    assert [(fault.kind, fault.devices, fault.factor) for fault in made.faults] == [(FaultKind.SLOW_GPU, (2,), 0.6)]
+    assert SCHEMA["properties"]["base"]["enum"] == [*fabrics.names()]
+    for field, value in (("base", "dgx"), ("base", []), ("name", ""), ("gpu", [])):
+        damaged = json.dumps({**json.loads(text), field: value})
+        with pytest.raises(ValidationError):
+            validate(damaged)
+        with pytest.raises(RunFileError):
+            fabrics.loads(damaged, "damaged")
+
+
 @pytest.mark.parametrize(
     ("title", "change"),
     [
@@ -83,7 +99,11 @@ def fields(kind: Any) -> Iterator[tuple[str, dict[str, bool]]]:
 def described() -> dict[str, dict[str, bool]]:
     parts = {**SCHEMA["$defs"], "fabric": SCHEMA}
     return {
-        name: {field: field in part["required"] for field in part["properties"] if not field.startswith("format")}
+        name: {
+            field: field in (*part["required"], *part.get("then", part)["required"])
+            for field in part["properties"]
+            if not field.startswith("format") and field != "base"
+        }
         for name, part in parts.items()
     }
 

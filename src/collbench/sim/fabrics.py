@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import types
 import typing
@@ -374,7 +375,7 @@ def names() -> tuple[str, ...]:
 def load(name_or_path: str) -> Fabric:
     """Return the shipped fabric of this name, else the one in the file. Raises UsageError, and as `loads`."""
     if name_or_path in names():
-        return loads((_shipped() / f"{name_or_path}{_SUFFIX}").read_text(encoding="utf-8"), name_or_path)
+        return loads(_text(name_or_path), name_or_path)
     known = ", ".join(names())
     if re.fullmatch(r"[\w-]+", name_or_path) and not Path(name_or_path).exists():
         near = did_you_mean(name_or_path, names())
@@ -392,6 +393,12 @@ def loads(text: str, name: str) -> Fabric:
 
 
 def _build(fields: dict[str, Any]) -> Fabric:
+    base = fields.pop("base", None)
+    if base is not None:
+        if base not in names():
+            raise ValueError(f"fabric.base is '{base}', not one of {', '.join(names())}")
+        shipped = json.loads(_text(base))
+        fields = {key: shipped[key] for key in shipped if key not in (*FORMAT.head, "name")} | fields
     _refuse_unknown(Fabric, fields, "fabric")
     fabric: Fabric = build(Fabric, fields, "fabric")
     check(fabric)
@@ -400,6 +407,10 @@ def _build(fields: dict[str, Any]) -> Fabric:
 
 def _shipped() -> Traversable:
     return resources.files("collbench.sim") / "machines"
+
+
+def _text(name: str) -> str:
+    return (_shipped() / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
 
 
 _fields = cache(typing.get_type_hints)
