@@ -122,6 +122,7 @@ def test_chosen_devices_are_found_by_uuid_whatever_cudas_order(fakes: Fakes, tmp
 
     assert done.code == 0, done.stderr
     assert [device["index"] for device in run["devices"]] == [0, 2]
+    assert run["machine"]["gpus"] == 4
     # 16,384 bytes at 50 GB/s: only that pair is so slow.
     assert _seconds(run, "ce-write", [0, 1], 16384) == {1.32768e-6}
     assert done.lines("copy ") == [

@@ -373,7 +373,8 @@ class InterferenceCheck:
 class Machine:
     """Where a run was measured. Versions are the vendors' own strings; empty if there is none.
 
-    `fabric` names the simulated machine of the sim backend, "" for a real one.
+    `fabric` names the simulated machine of the sim backend, "" for a real one. `gpus` are all that it has, measured or
+    not, 0 if that is not known.
     """
 
     hostname: str
@@ -387,6 +388,7 @@ class Machine:
     virtualization: str = ""
     multicast: bool | None = None
     fabric: str = ""
+    gpus: Count = 0
 
 
 class CommandKind(StrEnum):

@@ -342,6 +342,7 @@ def _open_cuda(request: Request, begun: Begun) -> Opened:
                 nccl_path=facts.nccl_path,
                 kernel_image=facts.kernel_image,
                 multicast=facts.multicast,
+                gpus=len(present),
             ),
             paths=tools.with_reports(devices, _with_peers(paths, facts)),
             health=gpus.health,

@@ -109,9 +109,10 @@ class SimBackend(Backend):
         return self._seconds
 
     def machine(self) -> Machine:
-        """Return the simulated machine, which has only the fabric's name."""
+        """Return the simulated machine, which has only the fabric's name and number of GPUs."""
         fabric = self._fabric
-        return Machine("sim", "simulated", "", virtualization=fabric.virtualization, fabric=fabric.name)
+        gpus = len(fabric.gpus)
+        return Machine("sim", "simulated", "", virtualization=fabric.virtualization, fabric=fabric.name, gpus=gpus)
 
     def paths(self) -> tuple[Path, ...]:
         """Return the paths between the positions as the simulated tools report them."""

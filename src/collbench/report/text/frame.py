@@ -84,6 +84,7 @@ def provenance(run: Run) -> Iterator[tuple[str, str]]:
     """
     machine, kind = run.machine, capabilities(run.backend)
     devices, mark = counted(device.name for device in run.devices), sim(run, " (simulated)")
+    devices += f" of its {machine.gpus} GPUs" if machine.gpus > len(run.devices) else ""
     if kind.simulated:
         yield "backend", f"sim: SIMULATED machine '{machine.fabric}', nothing here was measured on a GPU"
         yield "machine", f"{devices}, all simulated"
