@@ -23,7 +23,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError
 from collbench.model.printable import one_line
 from collbench.model.run import Run
-from collbench.model.units import amount, verb
+from collbench.model.units import amount, counted, verb
 from collbench.runfile import atomic_write
 
 if TYPE_CHECKING:
@@ -374,9 +374,20 @@ def report(job: Job, rank: int | None = None, runs: NamedRuns = (), name: str = 
     return replace(
         judgement,
         compared_with=tuple(name for name, _ in runs),
+        elsewhere=_elsewhere(job, placed.links.run) if placed else "",
         compared_simulated=any(capabilities(run.backend).simulated for _, run in runs),
         slower=None if placed is None else _on_the_slowest(job, placed),
     )
+
+
+def _elsewhere(job: Job, run: Run) -> str:
+    """Return on which GPUs a run's links were measured; "" if on the job's machine, as far as it says its own."""
+    hosts = {rank.host for rank in job.ranks} - {""}
+    if hosts == {run.machine.hostname}:
+        return ""
+    gpus = counted(device.name for device in run.devices)
+    ran = f"ran on {', '.join(sorted(hosts))} and does" if hosts else "does"
+    return f"of {gpus} in {run.machine.fabric or run.machine.hostname}; the job {ran} not say its GPUs"
 
 
 def _on_the_slowest(job: Job, placed: PlacedJob) -> PredictedJob | None:

@@ -132,8 +132,9 @@ class Report:
 
     `late` are the ranks that are significantly late, the costliest first; if none is, `turns` has those that are waited
     for in some steps. `counted` repetitions are what figures are medians of; `late_known`: lateness could be judged.
-    `compared_with` are the names of the runs that timed calls in isolation; `compared_simulated`: those runs were
-    simulated. `slower` is the step on the slowest set of as many devices that these runs have; None: it cannot be said.
+    `compared_with` are the names of the runs that timed calls in isolation; `elsewhere`: on which GPUs, if not known to
+    be the job's machine; `compared_simulated`: those runs were simulated. `slower` is the step on the slowest set of as
+    many devices that these runs have; None: it cannot be said.
     """
 
     job: Job
@@ -148,6 +149,7 @@ class Report:
     late_known: bool
     turns: tuple[Turn, ...] = ()
     compared_with: tuple[str, ...] = ()
+    elsewhere: str = ""
     compared_simulated: bool = False
     slower: PredictedJob | None = None
 

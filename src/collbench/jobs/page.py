@@ -442,6 +442,8 @@ def origin(report: Report) -> Iterator[str]:
     if report.compared_with:
         none = "" if any(row.alone is not None for row in report.rows) else ": it measured none of these calls"
         yield f"against   {one_line(compared_with(report))}{none}"
+    if report.elsewhere:
+        yield f"links     {one_line(report.elsewhere)}"
 
 
 def remarks(report: Report) -> Iterator[str]:
