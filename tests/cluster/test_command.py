@@ -25,6 +25,10 @@ def test_a_simulated_cluster_is_measured_and_the_page_says_sim(program: Program)
     assert "\nbackend   sim: nothing is measured\n" in result.out
     slow = [line.split()[1].rstrip(":") for line in result.out.splitlines() if line.startswith("slow ")]
     assert sorted(slow) == ["leaf9's", "node101", "node17", "node42"]
+    assert "--one-way measures each direction" in result.out
+    each = program(*SIM, "tree-128-faulty", "--one-way", "--seed", "7").out
+    assert "--one-way" not in each
+    assert "sending" in each, "node101's cable is bad in one direction"
     assert result.out.endswith("truth     the chosen nodes reach 400 GB/s busbw; no choice can exceed 400 GB/s (sim)\n")
 
 

@@ -145,6 +145,8 @@ def _findings(origin: SurveyOrigin, judgement: Judgement) -> Iterator[str]:
     mark = origin.mark
     for node in judgement.slow_nodes:
         yield f"slow      {origin.names[node.node]}: {described(node)}{mark}"
+    if any(node.sends == node.receives for node in judgement.slow_nodes):
+        yield "more      --one-way measures each direction by itself, and tells which one of a slow node is slow"
     for uplink in judgement.slow_uplinks:
         yield f"{uplink.effect.state:9} {_uplink(uplink, origin.names)}{mark}"
     either = [effect for effect in judgement.nodes if effect.state is State.EITHER]
