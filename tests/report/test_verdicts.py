@@ -109,9 +109,19 @@ def test_a_throttled_gpu_without_a_peer_to_be_compared_with_is_said() -> None:
     machine = fabrics.load("pcie-4-two-bridges")
     two = replace(machine, gpus=machine.gpus[:2], faults=(slow,))
     shown = page(simulate(two, asked, 1))
-    assert shown.startswith("Labels, tools and measurement agree.")
+    assert shown.startswith("Labels, tools and measurement agree with one another, but PIX pairs reach at most 42% of ")
     assert "health    throttled: SW thermal slowdown on GPU0 in " in shown
     assert "health" not in page(simulate(replace(two, faults=()), asked, 1))
+
+
+@pytest.mark.parametrize("name", fabrics.names())
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_links_that_are_all_slow_are_not_said_to_agree_without_a_word(name: str, factor: float) -> None:
+    machine = fabrics.load(name)
+    faults = (Fault(FaultKind.SLOW_GPU, tuple(range(len(machine.gpus))), factor=factor),) if factor < 1 else ()
+    asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",), isolated=True)
+    first = page(simulate(replace(machine, faults=faults), asked, 1)).partition("\n")[0]
+    assert first.startswith("Labels, tools and measurement agree.") is (factor == 1), first
 
 
 def test_a_whole_page_says_how_often_healthy_machines_are_accused_as_the_method_does() -> None:

@@ -209,7 +209,8 @@ def _show(diagnosis: Diagnosis, lacking: str, examined: Examined | None, begun: 
             peers = peer_map.as_json(*examined, of_peers) if examined else None
             echo(verdicts.dumps(diagnosis, status, lacking, peers), end="")
         else:
-            mapped = [*peer_map.part(*examined)] if examined else []
+            saved = [] if begun else [*verdicts.by_peer_access(diagnosis)]
+            mapped = [*peer_map.part(*examined)] if examined else saved
             first, further = ([*mapped, Text()], []) if of_peers > judged else ([], mapped)
             show_page([*first, *verdicts.page(diagnosis, lacking, further)])
         for session in begun:

@@ -39,6 +39,8 @@ _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "links", Kind.CONTENTION: "isolated"}
 _MAX_NAMES = 4  # of pairs
 # Depending on the noise of their trials (docs/method/verdicts.md 6).
 _FALSE = "of simulated machines without a fault 0 to 0.06% are accused"
+# Healthy paths over PCIe reach 0.54 (two sockets) to 0.84 of theory in the shipped machines (docs/fabric-file.md).
+_FAR_BELOW = 0.5
 # On the short page: faults with cause and command, and further faults by name.
 _MAX_EXPLAINED, _MAX_NAMED = 3, 8
 
@@ -106,6 +108,19 @@ def _judged(diagnosis: Diagnosis) -> Iterator[Lines]:
     yield from p2p_line(diagnosis)
     if not any(verdict.cause.seen or verdict.by_other_processes for verdict in diagnosis.verdicts):
         yield from (Lines(f"health    {line}") for line in unhealthy_lines(diagnosis.run))
+
+
+def by_peer_access(diagnosis: Diagnosis) -> Iterator[Lines]:
+    """Yield what a saved run, which has no map of P2P, shows of it; nothing where a line says more, or without P2P."""
+    run, facts = diagnosis.run, diagnosis.facts
+    links = [] if facts.on_cores or diagnosis.unstaged else [*permutations(range(len(run.devices)), 2)]
+    offered = [link for link in links if facts.has_peers(link)]
+    copies = [*filter(None, map(facts.readings.best, offered))]
+    if copies:
+        reached = f"{span([copy.gbs for copy in copies], figure, '-')} GB/s{sim(run, ' sim')}"
+        share = f"{len(copies)} of {amount(len(links), 'link')}"
+        map_of = "the map of P2P is not saved: 'collbench check --map-p2p' makes it"
+        yield Lines(f"p2p       copies by peer access reached {reached} on {share}; {map_of}")
 
 
 def unjudged(diagnosis: Diagnosis) -> Iterator[str]:
@@ -199,9 +214,24 @@ def conclusion(diagnosis: Diagnosis) -> str:
     judged = f"{sentence(share)} " if covered.missed else ""
     if diagnosis.unstaged:
         return f"{judged}Nothing contradicts the labels, but P2P may be slower than host memory."
-    if covered.missed:
-        return f"{judged}For these, labels, tools and measurement agree."
-    return "Labels, tools and measurement agree."
+    of_these = "For these, labels" if covered.missed else "Labels"
+    return f"{judged}{of_these}, tools and measurement agree{_far_below_theory(diagnosis)}."
+
+
+def _far_below_theory(diagnosis: Diagnosis) -> str:
+    """Return at which share of their theory the healthy pairs of labels are that reach less than half; "" for none.
+
+    Where all links are slow none is slower than others, and labels imply no rate of a path over PCIe.
+    """
+    limits, shares = diagnosis.facts.limit, dict[str, float]()
+    for label, readings in _healthy_rates(diagnosis).items():
+        of_theory = [reading.gbs / limit for reading in readings if (limit := limits(reading.members))]
+        shares |= {label: max(of_theory)} if len(of_theory) == len(readings) else {}
+    far = {label: share for label, share in shares.items() if share < _FAR_BELOW}
+    if not far:
+        return ""
+    labels = " and ".join(sorted(far, key=rank_key))
+    return f" with one another, but {labels} pairs reach at most {max(far.values()):.0%} of what PCIe allows in theory"
 
 
 def worst_of(run: Run, verdicts: Sequence[Verdict]) -> str:
@@ -257,17 +287,25 @@ def p2p_line(diagnosis: Diagnosis) -> list[Lines]:
 
 def _healthy(diagnosis: Diagnosis) -> str:
     """Return how many pairs have no fault, with the rates of each label; "" if all have one."""
-    run, covered, verdicts = diagnosis.run, diagnosis.coverage, diagnosis.verdicts
-    pairs = [frozenset(pair) for pair in covered.judged]
-    slow = {frozenset(reading.members) for reading in diagnosis.unstaged}
-    healthy = [pair for pair in pairs if pair not in slow and not any(_concerns(verdict, pair) for verdict in verdicts)]
-    if not healthy:
-        return ""
-    links = (link for pair in healthy for link in permutations(sorted(pair)))
-    readings = filter(None, (_reading(diagnosis.facts, link) for link in links))
-    rates = grouped((reading.label, reading) for reading in readings)
+    run, healthy, rates = diagnosis.run, _healthy_pairs(diagnosis), _healthy_rates(diagnosis)
     figures = "; ".join(_rates(run, label, rates[label]) for label in sorted(rates, key=rank_key))
-    return f"{len(healthy)} of {amount(covered.pairs, 'pair')}{': ' if figures else ''}{figures}"
+    count = f"{len(healthy)} of {amount(diagnosis.coverage.pairs, 'pair')}{': ' if figures else ''}{figures}"
+    return count if healthy else ""
+
+
+def _healthy_pairs(diagnosis: Diagnosis) -> list[frozenset[int]]:
+    """Return the judged pairs without a fault."""
+    slow = {frozenset(reading.members) for reading in diagnosis.unstaged}
+    pairs = map(frozenset, diagnosis.coverage.judged)
+    faults = diagnosis.verdicts
+    return [pair for pair in pairs if pair not in slow and not any(_concerns(fault, pair) for fault in faults)]
+
+
+def _healthy_rates(diagnosis: Diagnosis) -> dict[str, list[Reading]]:
+    """Return what shows the rate of the links of these pairs, by label."""
+    links = (link for pair in _healthy_pairs(diagnosis) for link in permutations(sorted(pair)))
+    readings = filter(None, (_reading(diagnosis.facts, link) for link in links))
+    return grouped((reading.label, reading) for reading in readings)
 
 
 def _reading(facts: Facts, link: tuple[int, ...]) -> Reading | None:
