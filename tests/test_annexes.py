@@ -16,9 +16,8 @@ import pytest
 
 from collbench import annexes
 from collbench.api.runs import FileKind
-from collbench.cli.program import Launched
 from collbench.report.sections import Section
-from collbench.runfile.run_file import Results
+from collbench.runfile.run_file import SECTIONS, Results
 from tests.cli.program import RANK_0
 from tests.golden.commands import KEPT, MACHINES
 from tests.test_walls import PACKAGE, ROOT, imports, parsed
@@ -30,15 +29,13 @@ ALL = tuple(ROWS)
 @pytest.mark.parametrize(
     ("module", "offers"),
     [
-        *((f"{package}.section", Section) for section, package in annexes.RUNS.values() if section),
-        *((f"{package}.results", Results) for section, package in annexes.RUNS.values() if section),
+        *((f"{package}.section", Section) for package in SECTIONS.values()),
+        *((f"{package}.results", Results) for package in SECTIONS.values()),
         *((module, FileKind) for module in annexes.FILES.values()),
-        (annexes.HOOKS["launch"], Launched),
     ],
 )
 def test_a_module_has_what_it_is_loaded_for(module: str, offers: type) -> None:
-    named = {*offers.__annotations__, *(name for name in vars(offers) if not name.startswith("_"))}
-    assert named <= set(vars(import_module(f"collbench.{module}")))
+    assert set(offers.__annotations__) <= set(vars(import_module(f"collbench.{module}")))
 
 
 def test_a_row_names_the_annexes_that_its_folder_imports() -> None:
@@ -48,20 +45,17 @@ def test_a_row_names_the_annexes_that_its_folder_imports() -> None:
         assert rooms & ROWS.keys() - {name} == {*row.get("needs", ())}, name
 
 
-def test_type_checkers_see_each_name_of_python_where_its_row_has_it() -> None:
-    source = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
-    assert (
-        annexes.NAMES.items()
-        <= {
-            alias.name: node.module.removeprefix("collbench.")
-            for node in ast.walk(parsed(source))
-            if isinstance(node, ast.ImportFrom) and node.module
-            for alias in node.names
-        }.items()
-    )
+def test_the_table_says_what_each_part_of_a_row_is() -> None:
+    described = re.findall(r"^# (\w+)  +", (PACKAGE / "annexes.py").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*described} == {part for row in ROWS.values() for part in row}
 
 
-# What a process without annexes prints: the program's status and output for each command, and the names of Python.
+def test_type_checkers_find_each_name_of_python_in_its_module() -> None:
+    shown = {*imports(parsed((PACKAGE / "__init__.py").read_text(encoding="utf-8")))}
+    assert {f"collbench.{module}.{name}" for name, module in annexes.NAMES.items()} <= shown
+
+
+# A process with some package, told commands and names of Python: what it answers to each, and which names it has.
 _PROCESS = """
 import contextlib, io, json, sys
 import collbench
@@ -71,15 +65,25 @@ def ran(words):
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         status = main()
     return status, out.getvalue(), err.getvalue()
-commands, names = json.load(sys.stdin)
-lacking = []
-for name in names:
+def has(name):
     try:
-        getattr(collbench, name)
-    except AttributeError as error:
-        lacking.append(f"{error}"[-len(name) - 1 : -1])
-print(json.dumps([list(map(ran, commands)), lacking, dir(collbench)]))
+        return bool(getattr(collbench, name))
+    except AttributeError:
+        return name in dir(collbench)
+commands, names = json.load(sys.stdin)
+print(json.dumps([list(map(ran, commands)), list(filter(has, names))]))
 """
+Answer = tuple[int, str, str]  # the exit status, stdout, stderr
+
+
+def asked(path: Path, commands: list[list[str]], names: list[str], folder: Path, **variables: str) -> Any:
+    """Return a list of Answers and the names; the package is in `path`, and the process runs in `folder`."""
+    environment = {"PYTHONPATH": str(path), "HOME": str(folder), "PATH": os.defpath, "COLUMNS": "80", **variables}
+    told = json.dumps([commands, names])
+    run = [sys.executable, "-c", _PROCESS]
+    ended = subprocess.run(run, input=told, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
 
 
 def without(removed: tuple[str, ...], folder: Path) -> Path:
@@ -99,69 +103,43 @@ def without(removed: tuple[str, ...], folder: Path) -> Path:
     return folder
 
 
-def asked(
-    path: Path, commands: list[list[str]], names: list[str], folder: Path, **variables: str
-) -> tuple[list[tuple[int, str, str]], list[str], list[str]]:
-    """Return what a process with this package answers: to each command, which names it lacks, and which it has."""
-    environment = {"PYTHONPATH": str(path), "HOME": str(folder), "PATH": os.defpath, "COLUMNS": "80", **variables}
-    process = subprocess.run(
-        [sys.executable, "-c", _PROCESS],
-        input=json.dumps([commands, names]),
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    answer: Any = json.loads(process.stdout)
-    return [*map(tuple, answer[0])], answer[1], answer[2]
+def refused(answer: Answer) -> str:
+    """Return the line with which a command was refused."""
+    status, out, error = answer
+    assert (status, out, error.count("\n")) == (2, "", 1), error
+    return error.removeprefix("collbench: ")
 
 
-def is_one_line(error: str) -> bool:
-    return error.startswith("collbench: ") and error.count("\n") == 1
-
-
-_RUN = (ROOT / KEPT["h200x4.json"]).read_text(encoding="utf-8")
 _FILES = {"collbench-job": "ddp-job.json", "collbench-ablation": "ablation.json"}
 
 
 @pytest.mark.parametrize("removed", [*((name,) for name in ALL), ALL], ids=[*ALL, "all"])
-def test_a_house_without_an_annex_says_what_it_lacks(removed: tuple[str, ...], tmp_path: Path) -> None:
+def test_what_was_an_annex_is_refused_as_what_never_was(removed: tuple[str, ...], tmp_path: Path) -> None:
     gone = [row for name, row in ROWS.items() if {name, *row.get("needs", ())} & {*removed}]
-    stay = [row for row in ROWS.values() if row not in gone]
-    commands = [name for row in gone for name in row.get("commands", {})]
-    names = [name for row in gone for name in row.get("names", {})]
-    kinds = [kind for row in gone for kind in row.get("runs", {})]
-    formats = [name for row in gone for name in row.get("files", {})]
-    for kind in kinds:
-        (tmp_path / f"{kind}-run.json").write_text(_RUN.replace('"kind": "pairs"', f'"kind": "{kind}"', 1))
-    files = [*(f"{kind}-run.json" for kind in kinds), *(str(ROOT / KEPT[_FILES[name]]) for name in formats)]
-    others = [name for row in stay for name in row.get("commands", {})]
-    (help_page, *refused), lacking, offered = asked(
-        without(removed, tmp_path),
-        [["--help"], *([name] for name in commands), *(["show", file] for file in files), ["--version"]]
-        + [[name, "--help"] for name in others],
-        names,
-        tmp_path,
-    )
-    helped, refused = refused[len(refused) - len(others) - 1 :], refused[: len(commands) + len(files)]
-    assert [status for status, *_ in (help_page, *helped)] == [0] * (2 + len(others))
-    listed = re.findall(r"^  (\w+)  ", help_page[1].partition("Options:")[2], re.MULTILINE)
-    assert {*others, "pairs"} <= {*listed}
-    assert not {*commands} & {*listed}
-    assert lacking == names
-    assert not {*names} & {*offered}
-    assert all(status == 2 and is_one_line(error) for status, _, error in refused), refused
-    for name, (_, _, error) in zip(commands, refused, strict=False):
-        assert error.startswith(f"collbench: no such command '{name}'")
-    for name, (_, _, error) in zip(kinds, refused[len(commands) :], strict=False):
-        assert f"'{name}', which no command of this collbench measures" in error
-    for name, (_, _, error) in zip(formats, refused[len(commands) + len(kinds) :], strict=False):
-        assert f'its format is "{name}"' in error
-        assert "show" not in error
+
+    def of(part: str, rows: list[dict[str, Any]] = gone) -> list[str]:
+        return [name for row in rows for name in row.get(part, {})]
+
+    run = (ROOT / KEPT["h200x4.json"]).read_text(encoding="utf-8")
+    for kind in of("runs"):
+        (tmp_path / kind).write_text(run.replace('"kind": "pairs"', f'"kind": "{kind}"', 1), encoding="utf-8")
+    stay = of("commands", [row for row in ROWS.values() if row not in gone])
+    said: dict[tuple[str, ...], str] = {
+        **{(command,): f"no such command '{command}'" for command in of("commands")},
+        **{("show", kind): f"'{kind}', which no command of this collbench measures" for kind in of("runs")},
+        **{("show", str(ROOT / KEPT[_FILES[name]])): f'its format is "{name}"\n' for name in of("files")},
+    }
+    helps = [["--help"], *([command, "--help"] for command in stay)]
+    answers, has = asked(without(removed, tmp_path), [*helps, *map(list, said)], of("names"), tmp_path)
+    assert has == []
+    assert [status for status, *_ in answers[: len(helps)]] == [0] * len(helps)
+    listed = re.findall(r"^  (\w+)  ", answers[0][1].partition("\nMeasure:")[2], re.MULTILINE)
+    assert {*listed} & annexes.COMMANDS.keys() == {*stay}
+    for answer, words in zip(answers[len(helps) :], said.values(), strict=True):
+        assert words in refused(answer)
 
 
+# Commands that print no times, or simulated ones.
 _COMMANDS = """
 topo --topology dgx-1v.txt
 select 2 --topology dgx-1v.txt
@@ -177,23 +155,20 @@ allreduce @4 --sizes 64M --format nccl-tests -o allreduce.json
 
 
 def test_the_main_house_prints_the_same_without_annexes(tmp_path: Path) -> None:
-    commands = [
-        [part for word in line.split() for part in MACHINES.get(word, word).split()]
-        for line in _COMMANDS.strip().splitlines()
-    ]
-    answers = []
+    lines = _COMMANDS.strip().splitlines()
+    commands = [[part for word in line.split() for part in MACHINES.get(word, word).split()] for line in lines]
+    printed = []
     for path in (PACKAGE.parent, without(ALL, tmp_path)):
-        folder = tmp_path / path.name
-        folder.mkdir(exist_ok=True)
+        folder = tmp_path / f"in-{path.name}"
+        folder.mkdir()
         for name in ("dgx-1v.txt", "h200x4.json"):
             (folder / name).write_bytes((ROOT / KEPT[name]).read_bytes())
-        printed, *_ = asked(path, commands, [], folder)
-        answers.append([(status, re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "", out), err) for status, out, err in printed])
-    assert answers[0] == answers[1]
-    assert {status for status, *_ in answers[0]} <= {0, 1}
+        answers, _ = asked(path, commands, [], folder)
+        assert {status for status, *_ in answers} == {0}
+        printed.append([(re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "", out), error) for _, out, error in answers])
+    assert printed[0] == printed[1]
 
 
-def test_without_its_annex_one_of_several_processes_says_so(tmp_path: Path) -> None:
-    (answer,), *_ = asked(without(("ranks",), tmp_path), [["pairs", "--backend", "host"]], [], tmp_path, **RANK_0)
-    assert answer[:2] == (2, "")
-    assert is_one_line(answer[2])
+def test_one_of_several_processes_says_that_their_annex_is_not_there(tmp_path: Path) -> None:
+    (answer,), _ = asked(without(("ranks",), tmp_path), [["pairs", "--backend", "host"]], [], tmp_path, **RANK_0)
+    assert "one of several processes" in refused(answer)

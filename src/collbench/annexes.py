@@ -1,66 +1,53 @@
 """The annexes: a folder for each feature beside the main house, which knows of them what stands here, and no more.
 
-To remove one, delete its folder and its row: nothing else imports or names it. A row whose needs are not all there
-counts for nothing.
+To remove one, delete its folder and its row: nothing else loads it. Type checkers also see its names in `__init__.py`.
+A row whose needs are not all there counts for nothing.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False  # typing's, whose import takes milliseconds: `import collbench` reads this table
 if TYPE_CHECKING:
-    from typing import Any, TypedDict
+    from typing import Any
 
-    class _Annex(TypedDict, total=False):
-        """What the main house knows of an annex; modules are named as of collbench."""
-
-        needs: tuple[str, ...]  # the annexes that it uses
-        commands: dict[str, tuple[str, str, str]]  # its group in `collbench --help`, its module, what the help says
-        names: dict[str, str]  # of Python, with their modules
-        # Kinds of runs that it measures: the section of the run file, and a package with the modules `results` and
-        # `section`, which read and show it; "" for a run that has only what the main house measures.
-        runs: dict[str, tuple[str, str]]
-        files: dict[str, str]  # what a file's "format" says, and the module that offers what `api.runs.FileKind` lists
-        # Commands that several processes cannot run together, and what to do instead: those of `once_a_node` can be
-        # started once on each.
-        alone: dict[str, str]
-        once_a_node: dict[str, str]
-        spoiled: dict[str, tuple[str, ...]]  # commands, and the variables that make their figures false
-        hooks: dict[str, str]  # modules that the main house asks at certain places
-
-
-# In the order of `collbench --help`.
-_ROWS: dict[str, _Annex] = {
+# By folder, in the order of `collbench --help`; modules are named as of collbench. The parts of a row:
+# needs      the annexes that it uses
+# commands   by name what `collbench --help` says of each
+# home       of the commands: their group in `collbench --help`, and the module that has them
+# names      of Python: their modules
+# runs       kinds of runs, which are commands: the section of the run file, and a package with the modules `results`
+#            and `section`, which read and show it; "" for a run that has only what the main house measures
+# files      what a file's "format" says: the module that offers what `api.runs.FileKind` lists
+# alone      commands that several processes cannot run together: what to do instead
+# each_node  those of them that may be started once on each node
+# spoiled    commands: the variables that make their figures false
+# hooks      places in the main house: the module that is asked there
+_ROWS: dict[str, dict[str, Any]] = {
     "overlaps": {
-        "commands": {
-            "overlap": ("Measure", "overlaps.command", "Time a collective while the GPUs compute, as in training.")
-        },
+        "commands": {"overlap": "Time a collective while the GPUs compute, as in training."},
+        "home": ("Measure", "overlaps.command"),
         "names": {"overlap": "overlaps.command"},
         "runs": {"overlap": ("overlaps", "overlaps")},
         "alone": {"overlap": "overlap starts one process per GPU itself: run 'collbench overlap' without a launcher"},
         "spoiled": {"overlap": ("CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_NO_CUDA_MEMORY_CACHING")},
     },
     "ablations": {
-        "commands": {
-            "ablate": (
-                "Choose and train",
-                "ablations.command",
-                "Measure what P2P or other GPUs change in your training job.",
-            )
-        },
+        "commands": {"ablate": "Measure what P2P or other GPUs change in your training job."},
+        "home": ("Choose and train", "ablations.command"),
         "files": {"collbench-ablation": "ablations.command"},
         "alone": {"ablate": "ablate starts torchrun itself, many times: run 'collbench ablate' without a launcher"},
     },
     "jobs": {
         "needs": ("overlaps", "ablations"),
         "commands": {
-            "record": ("Jobs", "jobs.command", "Record every NCCL call of a job."),
-            "import": ("Jobs", "jobs.command", "Import a job that another tool traced."),
-            "replay": ("Jobs", "jobs.command", "Time the communication of a recorded job's step."),
-            "predict": ("Jobs", "jobs.command", "Predict what communication costs a training step."),
+            "record": "Record every NCCL call of a job.",
+            "import": "Import a job that another tool traced.",
+            "replay": "Time the communication of a recorded job's step.",
+            "predict": "Predict what communication costs a training step.",
         },
+        "home": ("Jobs", "jobs.command"),
         "names": {
-            "import_job": "jobs.api",
-            "load_job": "jobs.api",
+            **dict.fromkeys(("import_job", "load_job"), "jobs.api"),
             "predict": "jobs.predict.network",
             "replay": "jobs.replay.measure",
             "step": "jobs.marks",
@@ -68,34 +55,26 @@ _ROWS: dict[str, _Annex] = {
         "runs": {"replay": ("replays", "jobs.replay")},
         "files": {"collbench-job": "jobs.hooks"},
         "alone": {"replay": "replay starts one process per GPU itself: run 'collbench replay' without a launcher"},
-        "once_a_node": {
-            "record": "record starts the job itself: run 'collbench record -- srun …', or once on each node"
-        },
+        "each_node": {"record": "record starts the job itself: run 'collbench record -- srun …', or once on each node"},
         "spoiled": {"replay": ("PYTORCH_NO_CUDA_MEMORY_CACHING",)},
-        "hooks": {"unread": "jobs.traces.formats"},
+        "hooks": {"saved files": "jobs.options", "not a run": "jobs.traces.formats"},
     },
     "cluster": {
         "needs": ("ranks",),
-        "commands": {
-            "nodes": ("Cluster", "cluster.api", "Find slow nodes and uplinks of a cluster, and choose nodes.")
-        },
+        "commands": {"nodes": "Find slow nodes and uplinks of a cluster, and choose nodes."},
+        "home": ("Cluster", "cluster.api"),
         "names": {"nodes": "cluster.api"},
         "runs": {"nodes": ("", "")},
     },
-    "ranks": {
-        "hooks": {"launch": "ranks.nonzero", "ports": "ranks.ports"},
-    },
+    "ranks": {"hooks": {"launch": "ranks.nonzero", "network ports": "ranks.ports"}},
 }
 _THERE = [row for row in _ROWS.values() if _ROWS.keys() >= {*row.get("needs", ())}]
 
-COMMANDS = {name: command for row in _THERE for name, command in row.get("commands", {}).items()}
-NAMES = {name: module for row in _THERE for name, module in row.get("names", {}).items()}
-RUNS = {kind: section for row in _THERE for kind, section in row.get("runs", {}).items()}
-FILES = {name: module for row in _THERE for name, module in row.get("files", {}).items()}
-ALONE = {command: instead for row in _THERE for command, instead in row.get("alone", {}).items()}
-ONCE_A_NODE = {command: instead for row in _THERE for command, instead in row.get("once_a_node", {}).items()}
-SPOILED = {command: names for row in _THERE for command, names in row.get("spoiled", {}).items()}
-HOOKS = {place: module for row in _THERE for place, module in row.get("hooks", {}).items()}
+COMMANDS = {name: (*row["home"], text) for row in _THERE for name, text in row.get("commands", {}).items()}
+NAMES, RUNS, FILES, ALONE, EACH_NODE, SPOILED, HOOKS = (
+    {key: value for row in _THERE for key, value in row.get(part, {}).items()}
+    for part in ("names", "runs", "files", "alone", "each_node", "spoiled", "hooks")
+)
 
 
 def load(module: str) -> Any:

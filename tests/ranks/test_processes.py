@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from collbench.cli.program import Launched, launched
 from collbench.machine.launchers import LaunchEnvironment
 from collbench.model.errors import BackendError
 from collbench.model.operations import Operation
@@ -113,11 +112,6 @@ def test_commands_of_one_process_are_refused_once(
             assert message in output.line, title
         else:
             assert (output.status, output.out, output.err) == (2, "", ""), title
-
-
-def test_a_launch_finds_the_functions_that_the_program_calls() -> None:
-    functions: Launched = nonzero_ranks  # mypy compares their types
-    assert launched() is functions
 
 
 # Runs until it is ended: no data point ever settles.

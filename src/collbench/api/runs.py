@@ -111,8 +111,7 @@ def newest(
     It is the newest for which `fits` raises no UsageError or RunFileError; if it does for all, the first is raised.
     """
     saved = saved_runs.believed(notices.say)
-    with_section = {kind for kind, (section, _) in annexes.RUNS.items() if section} if of_links else ()
-    files = [path for path in saved if saved_runs.command_of(path) not in with_section]
+    files = [path for path in saved if not of_links or not any(annexes.RUNS.get(saved_runs.command_of(path), ()))]
     if not files:
         raise UsageError("there is no saved run: name a run file, or measure with 'collbench pairs' first")
     refused: list[UsageError | RunFileError] = []

@@ -10,25 +10,20 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
 from collbench import annexes
-from collbench.machine.launchers import LaunchEnvironment, find_launch
+from collbench.machine.launchers import find_launch
 from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, UsageError, did_you_mean, nearest
 from collbench.model.operations import COLLECTIVES
 from collbench.model.printable import one_line
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-    from collbench.api import Notices
-    from collbench.measurement.plan import Request
-    from collbench.measurement.session import LaunchedRanks
 
 
 # The program's name, and the variable in which shells ask for their completion script and what may follow.
@@ -162,30 +157,14 @@ def _complete(question: str) -> NoReturn:
     raise click.exceptions.Exit(status)
 
 
-# In a launch this is one of several processes, and an annex, loaded then, does what differs.
+def launched() -> Any:
+    """Return the annex's module for one of several processes: `run_together`, `open_ranks`, `serve_rank_0`.
 
-
-class Launched(Protocol):
-    """The functions of the annex's module, whose docstrings say what each does."""
-
-    def run_together(self, launch: LaunchEnvironment, arguments: list[str], invoke: Callable[[], object]) -> int:
-        """Run the command line in a launch; return the exit status."""
-
-    def open_ranks(
-        self, launch: LaunchEnvironment, request: Request, notices: Notices
-    ) -> contextlib.AbstractContextManager[LaunchedRanks]:
-        """Return the launch's processes for rank 0, which is this one."""
-
-    def serve_rank_0(self, launch: LaunchEnvironment, request: Request) -> NoReturn:
-        """Measure this rank's part for rank 0."""
-
-
-def launched() -> Launched:
-    """Return the annex's functions. Raises UsageError without the annex."""
-    functions = annexes.hook("launch")
-    if functions is None:
+    Raises UsageError without the annex.
+    """
+    if (module := annexes.hook("launch")) is None:
         raise UsageError("this is one of several processes, for which this collbench lacks the part: start only one")
-    return cast("Launched", functions)
+    return module
 
 
 # How it ends: with a signal, an error, or a stream that is closed or full.
@@ -327,7 +306,7 @@ def run() -> int:
             _complete(question)
         launch = find_launch(os.environ)
         if launch is not None:
-            return launched().run_together(launch, sys.argv[1:], _invoke)
+            return int(launched().run_together(launch, sys.argv[1:], _invoke))
         _invoke()
     except click.exceptions.Exit as leave:
         return leave.exit_code

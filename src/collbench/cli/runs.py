@@ -66,7 +66,9 @@ def runs(limit: int) -> None:
     show_page(page(saved_list))
 
 
-# A run, a recorded job, or an ablation, printed.
+# A run, or a file of an annex, printed.
+
+_OF_ANNEXES = annexes.hook("saved files")  # options and formats for the latter
 
 
 @click.command()
@@ -74,20 +76,10 @@ def runs(limit: int) -> None:
 @option("--ranking", "Show which links and pairs differ and which tie: tiers, heat maps, fits, or --json.")
 @option("--operation OP", "With --ranking: only this operation.")
 @option("--size SIZE", "With --ranking: only this size.")
-@option("--rank N", "For a recorded job: show this rank's step.", click.IntRange(min=0))
-@option(
-    "--run-file RUN", "For a job: run with its calls' rates in isolation.", options.FILE, name="against", multiple=True
-)
+@options.apply(*(_OF_ANNEXES.SHOW if _OF_ANNEXES else ()))
 @options.json
 @verbose_option
-def show(
-    file: Path | None,
-    *,
-    ranking: bool,
-    operation: str | None,
-    size: str | None,
-    **of_job: Any,
-) -> None:
+def show(file: Path | None, *, ranking: bool, operation: str | None, size: str | None, **others: Any) -> None:
     """Print a saved run or ablation again, as its command did, or the step of a recorded job.
 
     --ranking has a row for each operation and size, says whether the choice matters, and ends with status 1 if there
@@ -103,11 +95,11 @@ def show(
     """
     narrowed = operation is not None or size is not None
     if file is not None and (kind := saved.file_kind(file)) is not None:
-        if others := options.typed_besides(("file", "as_json", "verbose", *kind.OPTIONS)):
-            raise UsageError(f"{file} is {kind.NAME}: leave out {', '.join(others)}")
-        kind.show(file, **{name: of_job[name] for name in kind.OPTIONS})
-    elif any(option not in (None, ()) for option in of_job.values()):
-        raise UsageError("--rank and --run-file are for a recorded job: name its file, as in 'show job.json'")
+        if wrong := options.typed_besides(("file", "as_json", "verbose", *kind.OPTIONS)):
+            raise UsageError(f"{file} is {kind.NAME}: leave out {', '.join(wrong)}")
+        kind.show(file, **{name: others[name] for name in kind.OPTIONS})
+    elif any(option not in (None, ()) for option in others.values()):
+        raise UsageError(_OF_ANNEXES.NOT_FOR_A_RUN)
     elif ranking:
         _show_ranking(file, operation, size)
     elif narrowed:
@@ -125,7 +117,7 @@ def _load(path: Path) -> Run:
     try:
         return load(path)
     except RunFileError as error:
-        others = annexes.hook("unread")
+        others = annexes.hook("not a run")
         if advice := others.advice(path) if others else "":
             raise RunFileError(advice) from error
         raise
@@ -171,7 +163,7 @@ def _present(run: Run) -> str:
 # A run for other tools and readers.
 
 _EXPORTING = "write the export to"
-_FORMATS = ("csv", "markdown", "json", "nccl-tests", "prometheus", "perfetto")
+_FORMATS = ("csv", "markdown", "json", "nccl-tests", "prometheus", *(_OF_ANNEXES.FORMATS if _OF_ANNEXES else ()))
 _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 
 
@@ -209,9 +201,9 @@ def export(file: Path | None, layout: str, output: Path | None, force: bool) -> 
 def _other(file: Path, layout: str) -> str:
     """Return the text of a file of another kind; "" for a run."""
     kind = saved.file_kind(file)
-    if kind is None and layout == "perfetto":
+    if kind is None and _OF_ANNEXES and layout in _OF_ANNEXES.FORMATS:
         load(file)  # if it is no run either, that says why
-        raise UsageError(f"--format perfetto is for a recorded job, and {one_line(str(file))} is a run")
+        raise UsageError(f"{_OF_ANNEXES.NO_FORMAT_OF_A_RUN}, and {one_line(str(file))} is a run")
     return "" if kind is None else kind.export(file, layout)
 
 

@@ -407,8 +407,7 @@ class CommandKind(StrEnum):
         """Return the kind of the command with this name; OTHER for none of ours."""
         if name in COLLECTIVES:
             return cls.COLLECTIVE
-        own = {kind.value: kind for kind in cls if kind is not cls.COLLECTIVE}
-        return own.get(name, cls.OTHER)
+        return cls(name) if name in {*cls} - {cls.COLLECTIVE} else cls.OTHER
 
 
 class Layout(StrEnum):

@@ -16,7 +16,7 @@ from collbench.model.run import Device, Run, device_sets
 from collbench.model.units import amount, capped, fixed, format_size, sentence
 from collbench.overlaps.results import Overlap, OverlapTrial, Priority, overlaps_of
 from collbench.report import sentences
-from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
+from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
 from collbench.report.sections import Html
 from collbench.report.text.frame import header, origin, sim, troubled
 from collbench.report.text.layout import Lines, Page, Part, Table, both, short, table, whole
@@ -288,6 +288,15 @@ def html(run: Run) -> Html:
         return Html(question, "no slowdown shown", [answer(run)])
     factor = f"{fixed(summarize(worst).collective_factor.value, 2)} × as long"
     return Html(question, factor, [answer(run)])
+
+
+def with_interval(name: str, meaning: str) -> tuple[Column, Column, Column]:
+    """Return the columns of a figure and of its interval's ends, as the `TrialFigure.columns` fills them."""
+    return (
+        Column(name, Type.REAL, meaning),
+        Column(f"{name}_low", Type.REAL, f"{meaning}; its 95% interval, from"),
+        Column(f"{name}_high", Type.REAL, f"{meaning}; to"),
+    )
 
 
 # A row for each data point: fields of its summary, with the names of their columns.

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 # Commands that one process of a node can run, which is no rank then; and those that only a single process can run. With
 # what to do instead.
-_ONCE_A_NODE = {
-    **annexes.ONCE_A_NODE,
+_EACH_NODE = {
+    **annexes.EACH_NODE,
     "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",
 }
 _INSTEAD = {
-    **_ONCE_A_NODE,
+    **_EACH_NODE,
     **annexes.ALONE,
     "check": "one process judges: run 'collbench check' without a launcher, on the run file that the processes saved",
     "select": "each process would choose separately: run 'collbench select' once, before they start",
@@ -61,7 +61,7 @@ def run_together(launch: LaunchEnvironment, arguments: list[str], invoke: Callab
     Raises what it raises on rank 0, and UsageError there for a command that several processes cannot run together.
     """
     name = next((argument for argument in arguments if not argument.startswith("-")), "")
-    if launch.local_size == 1 and name in _ONCE_A_NODE:
+    if launch.local_size == 1 and name in _EACH_NODE:
         invoke()
         return 0
     _end_with_launcher()

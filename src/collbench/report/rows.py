@@ -56,15 +56,6 @@ class Column:
     meaning: str
 
 
-def with_interval(name: str, meaning: str) -> tuple[Column, Column, Column]:
-    """Return the columns of a figure and of its interval's ends, as the annexes' `Figure.columns` fills them."""
-    return (
-        Column(name, Type.REAL, meaning),
-        Column(f"{name}_low", Type.REAL, f"{meaning}; its 95% interval, from"),
-        Column(f"{name}_high", Type.REAL, f"{meaning}; to"),
-    )
-
-
 # What all rows of a run share.
 ORIGIN = (
     Column("run", Type.TEXT, "the run: its start, host and seed"),

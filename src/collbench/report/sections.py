@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from collbench import annexes
 from collbench.model.run import Run
-from collbench.runfile.run_file import SECTIONS
 
 if TYPE_CHECKING:
     from collbench.report.rows import Column, Row
@@ -41,7 +40,5 @@ class Section(Protocol):
 
 def section(run: Run) -> Section | None:
     """Return what shows a run that an annex measured, loaded now; None for a run of the main house."""
-    held = (package for name, package in SECTIONS.items() if run.sections.get(name))
     _, package = annexes.RUNS.get(run.settings.kind, ("", ""))
-    package = package or next(held, "")
     return cast("Section", annexes.load(f"{package}.section")) if package else None

@@ -14,9 +14,9 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.model.units import amount, fixed, format_message_size, sentence
-from collbench.overlaps.section import TrialFigure, half_interval, median_figure, milliseconds, times
+from collbench.overlaps.section import TrialFigure, half_interval, median_figure, milliseconds, times, with_interval
 from collbench.report import sentences
-from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
+from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
 from collbench.report.sections import Html
 from collbench.report.text.frame import header, origin, sim, troubled
 from collbench.report.text.layout import Lines, Page, Table, both, listed, short, table, whole

@@ -392,8 +392,7 @@ _DEFAULT_CONNECTIONS = 8  # [CUDA Programming Guide, "CUDA Environment Variables
 _EFFECTS = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "queues that a GPU's streams share, 8 by default",
     "CUDA_MODULE_LOADING": "when kernels are loaded; collbench loads them before it times",
-    "PYTORCH_ALLOC_CONF": "how torch takes memory, in jobs too",
-    "PYTORCH_CUDA_ALLOC_CONF": "how torch takes memory, in jobs too",
+    **dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "how torch takes memory, in jobs too"),
 }
 
 

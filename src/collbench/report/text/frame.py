@@ -193,7 +193,7 @@ def _events(run: Run) -> Iterator[tuple[str, str]]:
     yield from (event for event in found if event[0] is FlagKind.SHARED)
     # Older files lack `ports_after_read`: no ports afterwards may mean that they were not read.
     if run.ports_before and (run.ports_after_read or run.ports_after):
-        several_hosts = annexes.hook("ports")
+        several_hosts = annexes.hook("network ports")
         lack = _PORTS, "unknown of network ports: this collbench lacks the part that compares them"
         yield from several_hosts.events(run) if several_hosts else (lack,)
 
