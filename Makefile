@@ -89,8 +89,8 @@ endef
 check: export CXXFLAGS += -Werror
 check: lint types-and-bytecode docs test  ## all that CI checks: format, lint, types, build, documents, shipped PTX, tests
 
-check-main: ARGS += $(foreach annex,ablations jobs overlaps ranks cluster,--ignore=tests/$(annex))
-check-main: check  ## the same without the tests of the annexes: ablations, jobs, overlaps, ranks, cluster
+check-main: ARGS += $(foreach annex,preflight p2p ablations jobs overlaps ranks cluster,--ignore=tests/$(annex))
+check-main: check  ## the same without the tests of the annexes
 
 lint: $(INSTALLED)-dev
 	$(BIN)/ruff format --check .

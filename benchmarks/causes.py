@@ -31,13 +31,13 @@ from dataclasses import dataclass, field
 from itertools import combinations, permutations
 from unittest.mock import patch
 
-from collbench.machine.doctor.findings import Driver, GpuState, Host, MachineFacts, Slot, Space
-from collbench.machine.doctor.peer_causes import causes
 from collbench.machine.visible_devices import NAME
 from collbench.measurement.backends import factory
 from collbench.model.errors import Cause, Failure, FailureKind, UsageError, WrongData
-from collbench.model.peer_map import BY_PEER_ACCESS, COPY_ENGINE, THROUGH_HOST, Crossing, Link, PeerLink, PeerMap
 from collbench.model.run import NO_PEERS, Device, Health, Path, PeerStatus, Refusal, SkipKind
+from collbench.p2p.causes import causes
+from collbench.p2p.peer_map import BY_PEER_ACCESS, COPY_ENGINE, THROUGH_HOST, Crossing, Link, PeerLink, PeerMap
+from collbench.preflight.findings import Driver, GpuState, Host, MachineFacts, Slot, Space
 
 GIB, SIZE = 2**30, 16 * 2**20
 X16_GBS = {1: 3.2, 2: 6.5, 3: 13.0, 4: 26.0, 5: 52.0}  # what a copy reaches on sixteen lanes of a generation

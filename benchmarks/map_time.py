@@ -52,10 +52,10 @@ TIMED = """
 import importlib, json, os, sys, threading, time
 PLAN = json.loads(os.environ["MAP_TIME"])
 from collbench.cli import check as command, main
-from collbench.measurement import peer_map
-from collbench.measurement.backends import isolated, nccl_transports, protocol
+from collbench.measurement.backends import isolated, protocol
+from collbench.p2p import examine, nccl_transports
 if PLAN["fakes"]:
-    peer_map._ROOM_FOR_TWO = 0  # as on GPUs, both workers start at once
+    examine._ROOM_FOR_TWO = 0  # as on GPUs, both workers start at once
     backend = isolated.IsolatedBackend
     room = {"FAKE_FREE": str(PLAN["room"])}
     nccl_transports.IsolatedBackend = lambda extra, **more: backend(extra={**extra, **room}, **more)
@@ -97,16 +97,16 @@ def timed(path, label, once=False):
                 print("MAP", json.dumps({"seconds": end - begin, "steps": steps}), file=sys.stderr)
     setattr(owner, rest[-1], call)
 BACKENDS = "collbench.measurement.backends."
-timed("collbench.measurement.peer_map:examine", "", once=True)
+timed("collbench.p2p.hooks:examine", "", once=True)
 if PLAN["steps"]:
     timed("collbench.machine.nvml:Nvml.__enter__", "NVML starts")
-    timed("collbench.measurement.peer_map:_answers", "NVML answers about P2P")
-    timed("collbench.measurement.peer_map:_read_slots", "NVML reads PCIe links")
+    timed("collbench.p2p.examine:_answers", "NVML answers about P2P")
+    timed("collbench.p2p.examine:_read_slots", "NVML reads PCIe links")
     timed("collbench.machine.nvidia_smi:LiveTools.__init__", "nvidia-smi starts")
     timed("collbench.machine.nvidia_smi:LiveTools.texts", "nvidia-smi's end is waited for")
-    timed("collbench.machine.doctor.collect:examine", "doctor's facts")
-    timed("collbench.measurement.peer_map:causes", "causes")
-    timed("collbench.measurement.peer_map:cross_links", "all links")
+    timed("collbench.preflight.collect:examine", "doctor's facts")
+    timed("collbench.p2p.examine:causes", "causes")
+    timed("collbench.p2p.examine:cross_links", "all links")
     timed(BACKENDS + "isolated:Supervised.start", "a worker is started")
     timed(BACKENDS + "isolated:Supervised.facts", lambda facts, self: f"worker opens ({worker(self)})")
     timed(BACKENDS + "isolated:Supervised._exchange", lambda answer, self, call: exchanged(self, call))
@@ -114,7 +114,7 @@ if PLAN["steps"]:
     timed(BACKENDS + "isolated:Supervised.time", lambda timing, self, step: f"{step.work} of {step.size_bytes}")
     timed(BACKENDS + "isolated:Supervised._note", noted)
     timed(BACKENDS + "isolated:IsolatedBackend.reap", "workers end")
-    timed(BACKENDS + "nccl_transports:TransportProbe.ask", "NCCL's choice, whole")
+    timed("collbench.p2p.nccl_transports:TransportProbe.ask", "NCCL's choice, whole")
     timed(BACKENDS + "child_process:Background.result", "NCCL's choice is waited for")
 sys.argv[0] = "collbench"
 sys.exit(main())

@@ -91,7 +91,8 @@ def without(removed: tuple[str, ...], folder: Path) -> Path:
     package = folder / "collbench"
     package.mkdir()
     for path in PACKAGE.iterdir():
-        if path.name not in (*removed, "annexes.py"):
+        # Two tables of one second and size would be one to a shared __pycache__.
+        if path.name not in (*removed, "annexes.py", "__pycache__"):
             (package / path.name).symlink_to(path)
     lines = (PACKAGE / "annexes.py").read_text(encoding="utf-8").splitlines(keepends=True)
     rows = next(node.value for node in parsed("".join(lines)).body if isinstance(node, ast.AnnAssign))
@@ -172,3 +173,8 @@ def test_the_main_house_prints_the_same_without_annexes(tmp_path: Path) -> None:
 def test_one_of_several_processes_says_that_their_annex_is_not_there(tmp_path: Path) -> None:
     (answer,), _ = asked(without(("ranks",), tmp_path), [["pairs", "--backend", "host"]], [], tmp_path, **RANK_0)
     assert "one of several processes" in refused(answer)
+
+
+def test_check_without_the_annex_of_p2p_has_no_map(tmp_path: Path) -> None:
+    (answer,), _ = asked(without(("p2p",), tmp_path), [["check", "--map-p2p", "--backend", "sim"]], [], tmp_path)
+    assert "no map of P2P" in refused(answer)

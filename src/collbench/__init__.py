@@ -12,7 +12,6 @@ from collbench import annexes
 
 TYPE_CHECKING = False  # typing's, whose import takes milliseconds: Ctrl-C here would print a traceback
 if TYPE_CHECKING:
-    from collbench.api.inspecting import doctor as doctor
     from collbench.api.inspecting import topo as topo
     from collbench.api.runs import check as check
     from collbench.api.runs import compare as compare
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from collbench.jobs.replay.measure import replay as replay
     from collbench.model.errors import CollbenchError as Error
     from collbench.overlaps.command import overlap as overlap
+    from collbench.preflight.command import doctor as doctor
 
     __version__: str
 
@@ -40,7 +40,6 @@ _HOMES = {
     **annexes.NAMES,
     "check": "api.runs",
     "compare": "api.runs",
-    "doctor": "api.inspecting",
     "explain": "api.runs",
     "load": "api.runs",
     "measure": "cli.calls",

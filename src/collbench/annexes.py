@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 # spoiled    commands: the variables that make their figures false
 # hooks      places in the main house: the module that is asked there
 _ROWS: dict[str, dict[str, Any]] = {
+    "preflight": {
+        "commands": {"doctor": "Find what would disturb a run on this machine."},
+        "home": ("Read", "preflight.command"),
+        "names": {"doctor": "preflight.command"},
+    },
+    "p2p": {
+        "needs": ("preflight",),
+        "hooks": {"p2p": "p2p.hooks"},
+    },
     "overlaps": {
         "commands": {"overlap": "Time a collective while the GPUs compute, as in training."},
         "home": ("Measure", "overlaps.command"),

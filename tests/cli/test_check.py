@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from collbench.measurement.backends.protocol import Step, Timing
 from collbench.measurement.backends.sim import SimBackend
-from collbench.model.errors import Cause, Failure, FailureKind, MachineError, StepFailed
+from collbench.model.errors import Cause, Failure, FailureKind, StepFailed
 from collbench.model.operations import Variant
 from collbench.runfile import run_file
 from collbench.sim.fabrics import Fault, FaultKind, load
@@ -196,22 +195,6 @@ def test_pairs_of_one_label_in_slots_of_two_generations_are_both_measured_throug
     assert result.out.startswith("P2P_SLOWER_THAN_STAGED both PIX pairs: ")
 
 
-def test_the_page_says_what_p2p_does_and_what_is_worse_comes_first(program: Program) -> None:
-    two = "titan-rtx-nv2"
-    _, page, _ = simulated(program, None, name=two)
-    assert "p2p       P2P works on all 2 simulated links (sim).\n" in page
-    assert "cause" not in page
-    status, page, _ = simulated(program, Fault(FaultKind.P2P_DISABLED), "--force", name=two)
-    assert status == 3
-    assert "p2p       P2P works on all 2 simulated links; NCCL uses it on none (sim).\n" in page
-    assert "fix       unset NCCL_P2P_DISABLE\n" in page
-    status, page, _ = simulated(program, Fault(FaultKind.HANGING_LINK, (0, 1), one_way=True), "--force", name=two)
-    assert status == 4
-    assert "p2p       P2P is broken on 1 of 2 links: GPU0→GPU1 hangs (sim).\n" in page
-    answer = json.loads(program("check", "run.json", "--json").out)
-    assert answer["p2p"] is None, "a saved run has no such map"
-
-
 def test_the_first_line_is_whole_in_a_pipe(program: Program) -> None:
     machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.4))
     first, second, *_ = program("check", *machine, "--seed", "3").out.splitlines()
@@ -226,28 +209,6 @@ def test_one_slow_path_is_reported_once(program: Program) -> None:
     page = program("check", *machine, "--seed", "3").out
     assert "explains  ORDER_INVERSION, INTRA_LABEL_OUTLIER\n" in page
     assert "more contradiction" not in page
-
-
-def test_a_slot_without_its_lanes_is_named_though_copies_through_the_host_are_slower_still(program: Program) -> None:
-    machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.PCIE_DEGRADED, (1,), width=1))
-    mapped = program("check", "--map-p2p", *machine, "--seed", "3")
-    assert mapped.status == 3
-    assert "P2P works, but is slow on 6 of 12 links: PCIe lanes are missing: GPU1 x1 of x16 (sim).\n" in mapped.out
-    assert "\nfix       reseat the card and its riser" in mapped.out
-
-
-def test_verdicts_are_printed_where_p2p_cannot_be_examined(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object, **__: object) -> None:
-        raise MachineError("NVML: GPU is lost")
-
-    monkeypatch.setattr("collbench.measurement.peer_map.examine", lost)
-    status, page, notices = simulated(program, None)
-    assert status == 1
-    assert "agree     28 of 28 pairs: NV18" in page
-    assert "P2P could not be examined: NVML: GPU is lost" in notices
-    status, page, _ = simulated(program, Fault(FaultKind.SLOW_LINK, (2, 5), factor=0.5), "--force")
-    assert status == 3, "the worse status"
-    assert "NV_DEGRADED  GPU2, GPU5" in page
 
 
 def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_path: Path) -> None:
@@ -270,22 +231,3 @@ def test_several_processes_are_told_to_let_one_judge(fakes: Fakes) -> None:
     done = on_gpus(fakes, ("check",), RANK_0)
     assert done.code == 2
     assert "one process judges" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("--quick", "--sizes", "1M"), "--map-p2p measures no run: leave out --sizes, --quick"),
-        (("run.json",), "--map-p2p examines this machine, not run.json"),
-        (("--backend", "host"), "CPU cores have no P2P"),
-        ((), "no GPU to examine: "),
-    ],
-)
-def test_the_map_of_p2p_takes_what_names_gpus_only(
-    program: Program, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], message: str
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    run_file.save(h200(), Path("run.json"))
-    result = program("check", "--map-p2p", *args)
-    assert (result.status, result.out) == (2, "")
-    assert message in result.line

@@ -7,32 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from collbench.machine.doctor.findings import Level
 from collbench.machine.variables import NCCL_NAMES, OTHERS_NAMES, cost, meant, reader
-from tests.machine.doctor.described import machine, named
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.parametrize(
-    ("name", "right"),
-    [
-        ("NCCL_P2P_DISABLED", "NCCL_P2P_DISABLE"),
-        ("NCCL_P2P_DISABEL", "NCCL_P2P_DISABLE"),
-        ("NCCL_NVLS_ENABLED", "NCCL_NVLS_ENABLE"),
-        ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME"),
-        ("NCCL_DEBUG_SUBSYSTEM", "NCCL_DEBUG_SUBSYS"),
-        ("NCCL_IB_HCAS", "NCCL_IB_HCA"),
-    ],
-)
-def test_a_typo_warns_and_names_what_was_meant(name: str, right: str) -> None:
-    finding = named(machine(environment={name: "1"}), name)
-    assert (finding.level, finding.fix) == (Level.WARN, f"did you mean {right}?")
-
-
-def test_a_name_like_no_other_is_unknown_and_no_fault() -> None:
-    finding = named(machine(environment={"NCCL_FASTRAK_LLCM_DEVICE": "x"}), "NCCL_FASTRAK_LLCM_DEVICE")
-    assert (finding.level, finding.fix) == (Level.UNKNOWN, "")
 
 
 @pytest.mark.parametrize(
@@ -62,19 +39,6 @@ def test_a_value_states_its_cost(name: str, value: str, words: str) -> None:
 def test_variables_between_hosts_say_so() -> None:
     assert reader("NCCL_IB_HCA") == "read by NCCL between hosts only"
     assert reader("NCCL_P2P_LEVEL") == "read by NCCL"
-
-
-def test_no_value_is_reported_whole_that_is_longer_than_a_line() -> None:
-    reported = named(machine(environment={"NCCL_DEBUG_FILE": "x" * 5000}), "NCCL_DEBUG_FILE").text
-    assert "x…:" in reported
-    assert len(reported) < 200
-
-
-def test_what_a_file_sets_is_reported_with_its_file() -> None:
-    facts = machine(configured=(("/etc/nccl.conf", "NCCL_P2P_DISABLE", "1"),))
-    finding = named(facts, "NCCL_P2P_DISABLE")
-    assert "1 (set in /etc/nccl.conf)" in finding.text
-    assert "that file" in finding.fix
 
 
 @pytest.mark.parametrize("name", ["NCCL_VERSION", "NCCL_ROOT", "NCCL_ASYNC_ERROR_HANDLING"])

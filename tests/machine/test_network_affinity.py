@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench.machine.doctor.findings import Level
 from collbench.machine.labels import PCIE_BEST_FIRST
 from collbench.machine.network_cards import nearest, read_affinity
-from tests.machine.doctor.described import machine, named
 
 # Two sockets; a switch with two GPUs and a card, behind it a switch of its own for another card; one slot each side.
 UP, PORTS = "pci0000:00/0000:00:01.0/0000:01:00.0", ("0000:02:00.0", "0000:02:01.0", "0000:02:02.0", "0000:02:03.0")
@@ -46,8 +44,6 @@ def test_nearness_is_that_of_nvidia_smi(tree: Path) -> None:
     nearness = dict(zip(CARDS, PCIE_BEST_FIRST, strict=True))
     assert near == {0: nearness, 1: nearness}
     assert nearest(near[0]) == (("mlx5_0",), "PIX")
-    finding = named(machine(host={"near_cards": near}), "network affinity")
-    assert (finding.level, finding.text) == (Level.OK, "nearest cards: GPU0 mlx5_0 PIX, GPU1 mlx5_0 PIX")
 
 
 def test_what_firmware_does_not_say_is_left_out(tree: Path) -> None:
@@ -57,11 +53,3 @@ def test_what_firmware_does_not_say_is_left_out(tree: Path) -> None:
     assert set(near[0]) == {"mlx5_1", "mlx5_2", "mlx5_3"}
     assert near[2] == near[3] == {}
     assert nearest(near[2]) == ((), "")
-
-
-def test_doctor_warns_of_gpus_without_a_card_on_their_socket() -> None:
-    far = {0: {"mlx5_0": "PIX", "mlx5_1": "PIX"}, 1: {"mlx5_0": "SYS", "mlx5_1": "SYS"}}
-    finding = named(machine(host={"near_cards": far}), "network affinity")
-    assert finding.level is Level.WARN
-    assert "GPU1 reaches cards only across sockets" in finding.text
-    assert nearest(far[0]) == (("mlx5_0", "mlx5_1"), "PIX"), "two at the same distance are both nearest"

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.machine.doctor.findings import Level
 from collbench.machine.network_cards import down, read_ports, slower
 from collbench.measurement.backends.protocol import Opened
 from collbench.measurement.session import read_ports_after
@@ -22,7 +21,6 @@ from collbench.ranks.ports import CONGESTION, ERRORS, changes
 from collbench.report.text.frame import network_lines, unhealthy_lines
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of
-from tests.machine.doctor.described import machine, named
 from tests.machine.roots import put, write
 
 
@@ -63,21 +61,6 @@ def test_random_trees_never_fail_and_never_gain_a_figure(tmp_path: Path, seed: i
     ports = read_ports(tmp_path)
     assert {port.rate_gbits for port in ports} <= {None, 400.0}
     assert slower(ports) == ()
-
-
-def test_doctor_warns_of_a_port_that_is_down_and_of_one_that_is_slow() -> None:
-    ports = (
-        NetworkPort("mlx5_0", 1, "ACTIVE", "LinkUp", 400.0, "InfiniBand", "MT4129"),
-        NetworkPort("mlx5_1", 1, "ACTIVE", "LinkUp", 200.0, "InfiniBand", "MT4129"),
-        NetworkPort("mlx5_2", 1, "DOWN", "Polling", 10.0, "InfiniBand", "MT4129"),
-    )
-    finding = named(machine(host={"network_ports": ports}), "network ports")
-    assert finding.level is Level.WARN
-    assert "mlx5_2:1 is DOWN (Polling)" in finding.text
-    assert "mlx5_1:1 has 200" in finding.text
-    assert "other ports of its kind 400" in finding.text
-    assert named(machine(host={"network_ports": ports[:1]}), "network ports").level is Level.OK
-    assert named(machine(host={"network_ports": (NetworkPort("mlx5_0", 1),)}), "network ports").level is Level.UNKNOWN
 
 
 _PORTS = st.lists(

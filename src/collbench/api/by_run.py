@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from collbench import untrusted
+from collbench import annexes, untrusted
 from collbench.api import Notices
 from collbench.api.keywords import new_seed
 from collbench.api.measuring import measure, wrong_data_of
@@ -40,6 +40,7 @@ from collbench.model.errors import (
 from collbench.model.operations import Operation, Variant, Work, format_version
 from collbench.model.run import CommandKind, Device, FlagKind, Health, Run, Sample, Settings, device_sets
 from collbench.model.units import TELLING_BYTES, format_size, parse_sizes, verb
+from collbench.report.sections import PeerAccess
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.codec import MAX_BYTES
 
@@ -75,29 +76,28 @@ def _with_peers(answer: Selected, request: SelectRequest, backend: str, notices:
     It is not tried where more devices, or the work of others on them, would make that longer than a choice may take.
     """
     selection = answer.selection
+    if (p2p := annexes.hook("p2p")) is None:
+        return answer
     if request.count > 2 or request.allow_busy or request.verify is False:
         source = f"{selection.origin.source}; collbench check --map-p2p tries P2P"
         return replace(answer, selection=replace(selection, origin=replace(selection.origin, source=source)))
-    from collbench.measurement.peer_map import examine  # late: the simulator
-    from collbench.report.text import peer_map as report
-
     devices = ",".join(device.uuid for device in selection.devices)
     if not capabilities(backend).simulated:
         notices.say("trying P2P between the only two GPUs for a few seconds")
     with _rewording(f"while trying P2P: {request.undone}", "cannot try P2P: {}; --no-verify leaves it out"):
-        examined = examine(devices, backend, request.fabric, request.nccl, new_seed())
-    status, finding = report.status(*examined), report.finding(*examined)
-    if status is ExitStatus.DONE or report.unanswered(examined.peer_map):
-        origin = replace(selection.origin, source=f"no choice to make; {finding}")
+        links: PeerAccess = p2p.examined(devices, backend, request.fabric, request.nccl, new_seed())
+    if links.status is ExitStatus.DONE or links.unanswered:
+        origin = replace(selection.origin, source=f"no choice to make; {links.finding}")
         return replace(answer, selection=replace(selection, origin=origin))
     tried = "simulated" if capabilities(backend).simulated else "tried"
     origin = replace(selection.origin, source=f"no choice to make, P2P {tried} just now")
     pair = device_sets([(0, 1)], selection.devices)
-    selection = replace(selection, origin=origin, contradiction=finding)
-    if status is ExitStatus.CONTRADICTION:
+    selection = replace(selection, origin=origin, contradiction=links.finding)
+    if links.status is ExitStatus.CONTRADICTION:
         return replace(answer, selection=selection)
-    failed = (f"{pair} ({report.answer(*examined).rstrip('.')})",)
-    return Selected(replace(selection, failed=failed, reason=f"{selection.reason}; includes failed {pair}"), status)
+    failed = (f"{pair} ({links.words.rstrip('.')})",)
+    selection = replace(selection, failed=failed, reason=f"{selection.reason}; includes failed {pair}")
+    return Selected(selection, links.status)
 
 
 def chosen_by_run(

@@ -1,9 +1,9 @@
-"""`topo` and `doctor`: the labels of a machine's paths, and what a run will depend on. Nothing is measured."""
+"""`topo`: the labels of a machine's paths. Nothing is measured."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from collbench.api import SILENT, Notices, keywords
 from collbench.model.capabilities import BACKENDS, CUDA, SIM, is_simulated
@@ -11,9 +11,6 @@ from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Device
 from collbench.model.run import Path as LinkPath
 from collbench.model.units import counted
-
-if TYPE_CHECKING:
-    from collbench.machine.doctor.findings import Finding
 
 
 class Topology(NamedTuple):
@@ -81,16 +78,3 @@ def _visible(every: tuple[Device, ...], notices: Notices) -> tuple[Device, ...]:
     if len(left) < len(every):
         notices.say(f"{len(left)} of {len(every)} GPUs: CUDA_VISIBLE_DEVICES hides the others")
     return left
-
-
-def doctor(backend: str = CUDA.name, *, nccl: str | os.PathLike[str] | None = None) -> tuple[Finding, ...]:
-    """Return what affects a run on this machine, as `collbench doctor` prints it. Raises Error.
-
-    No CUDA context is made.
-    """
-    from collbench.machine.doctor import collect  # late: pynvml, the extension
-    from collbench.machine.doctor.judge import judge
-
-    backend = keywords.named("backend", backend, [name for name, row in BACKENDS.items() if not row.simulated])
-    library = None if nccl is None else str(keywords.path(nccl))
-    return tuple(judge(collect.examine(backend, os.environ, library)))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
+from collbench import annexes
 from collbench.api.measuring import OpenSession
 from collbench.cli import options
 from collbench.cli.measuring import (
@@ -26,7 +27,7 @@ from collbench.cli.measuring import (
     reporting_what_is_saved,
 )
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_answer, show_page
+from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_page
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
@@ -38,7 +39,7 @@ from collbench.runfile import run_file as runfile_run_file
 
 if TYPE_CHECKING:
     from collbench.judge.diagnose import Diagnosis
-    from collbench.measurement.peer_map import Examined
+    from collbench.report.sections import PeerAccess
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.RUN)
 _map_p2p = option("--map-p2p", "Try P2P on every link of the GPUs by itself, and name causes and fixes (docs/p2p.md).")
@@ -93,7 +94,9 @@ def check(
     if map_p2p and run_file is not None:
         raise UsageError(f"--map-p2p examines this machine, not {run_file}: leave out one of them")
     if map_p2p:
-        _map_peers(values)
+        if (p2p := annexes.hook("p2p")) is None:
+            raise UsageError("this collbench has no map of P2P: leave out --map-p2p")
+        p2p.show_map(values)
         return
     begun: list[OpenSession] = []
     if run_file is None:
@@ -108,25 +111,6 @@ def check(
     quick = run_file is None and diagnosis.run.settings.quick
     lacking = _shortfall(diagnosis, expect, quick=quick) or unexamined
     _show(diagnosis, lacking, examined, begun)
-
-
-_OF_THE_MAP = ("map_p2p", "devices", "backend", "fabric", "nccl", "seed", "as_json", "verbose")
-
-
-def _map_peers(values: Mapping[str, Any]) -> None:
-    """Examine every link by itself, print the map, and leave with its status."""
-    from collbench.measurement.peer_map import examine  # late: pynvml, the simulator
-    from collbench.report.text import peer_map as report
-
-    if others := options.typed_besides(_OF_THE_MAP):
-        raise UsageError(f"--map-p2p measures no run: leave out {', '.join(others)}")
-    backend, reason = factory.resolve(values["backend"])
-    if reason is not None:
-        raise MachineError(f"no GPU to examine: {reason}; --backend sim simulates some")
-    peer_map, causes = examine(values["devices"], backend, values["fabric"], values["nccl"], values["seed"])
-    status = report.status(peer_map, causes)
-    with leaving(status):
-        show_answer(report.page(peer_map, causes), lambda: report.dumps(peer_map, causes, status))
 
 
 def _measured(values: Mapping[str, Any], begun: list[OpenSession]) -> Diagnosis:
@@ -158,16 +142,16 @@ def _diagnosis_of(run: Run) -> Diagnosis:
     return Diagnosis(run)
 
 
-def _peers_of(run: Run, values: Mapping[str, Any]) -> tuple[Examined | None, str]:
+def _peers_of(run: Run, values: Mapping[str, Any]) -> tuple[PeerAccess | None, str]:
     """Return what P2P does on the devices of the run measured just now, or why that is not known."""
     if run.settings.quick or len(run.devices) < 2 or capabilities(run.backend).cores:
         return None, ""
-    from collbench.measurement.peer_map import examine  # late, as in _map_peers
-
+    if (p2p := annexes.hook("p2p")) is None:
+        return None, ""
     devices = ",".join(str(device.index) for device in run.devices)
     of_run = (devices, run.backend, run.settings.fabric or None, values["nccl"], run.settings.seed)
     try:
-        return examine(*of_run, measured=run), ""
+        return p2p.examined(*of_run, measured=run), ""
     except CollbenchError as error:
         return None, f"P2P could not be examined: {error}"
 
@@ -194,23 +178,23 @@ def _shortfall(diagnosis: Diagnosis, expected: int | None, *, quick: bool) -> st
     return f"cannot vouch for {pair}: {sentences.absence(absence, run)}; {share}"
 
 
-def _show(diagnosis: Diagnosis, lacking: str, examined: Examined | None, begun: Sequence[OpenSession]) -> None:
+def _show(diagnosis: Diagnosis, lacking: str, examined: PeerAccess | None, begun: Sequence[OpenSession]) -> None:
     """Print the verdicts and the map of P2P, what is worse first, where the run is saved, and leave with the worst.
 
     A shortfall is a failure, too.
     """
-    from collbench.report.text import peer_map, verdicts  # late: numpy
+    from collbench.report.text import verdicts  # late: numpy
 
     judged = max(diagnosis.status, ExitStatus.FAILED if lacking else ExitStatus.DONE)
-    of_peers = peer_map.status(*examined) if examined else ExitStatus.DONE
+    of_peers = examined.status if examined else ExitStatus.DONE
     status = max(judged, of_peers)
     with leaving(status):
         if is_json():
-            peers = peer_map.as_json(*examined, of_peers) if examined else None
+            peers = examined.as_json() if examined else None
             echo(verdicts.dumps(diagnosis, status, lacking, peers), end="")
         else:
             saved = [] if begun else [*verdicts.by_peer_access(diagnosis)]
-            mapped = [*peer_map.part(*examined)] if examined else saved
+            mapped = [*examined.part()] if examined else saved
             first, further = ([*mapped, Text()], []) if of_peers > judged else ([], mapped)
             show_page([*first, *verdicts.page(diagnosis, lacking, further)])
         for session in begun:

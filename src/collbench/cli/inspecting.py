@@ -1,19 +1,13 @@
-"""`collbench topo` and `collbench doctor`: what a machine reports, and what would disturb a run on it.
-
-Nothing is measured, and nothing that measures or plans is loaded.
-"""
+"""`collbench topo`: what a machine reports. Nothing is measured, and nothing that measures or plans is loaded."""
 
 from __future__ import annotations
-
-import socket
 
 import click
 
 from collbench.api import inspecting
 from collbench.cli import options
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, echo_sentence, is_json, json_option, leaving, prose_width, show_answer
-from collbench.model.capabilities import BACKENDS, CUDA
+from collbench.cli.terminal import NOTICES, echo, echo_sentence, is_json, json_option, prose_width
 from collbench.model.errors import UsageError
 from collbench.report.prose import NARROW
 from collbench.report.text.topology import explain_pair, render_topology
@@ -66,40 +60,3 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
         echo_sentence(explain_pair(topology_shown.devices, paths[0]))
     else:
         echo(render_topology(topology_shown.devices, paths, min(NARROW, prose_width())), end="")
-
-
-@click.command()
-@option(
-    "--backend NAME",
-    "cuda: everything for GPUs; host: what CPU cores need.",
-    click.Choice([name for name, row in BACKENDS.items() if not row.simulated]),
-    default=CUDA.name,
-)
-@options.nccl_option("Examine this libnccl.so.2 instead of torch's or the system's.")
-@json_option("Print the findings as JSON (docs/doctor.md).")
-def doctor(backend: str, nccl: str | None) -> None:
-    """Find what would disturb a run on this machine: driver, GPUs, links, NCCL, torch, limits, variables.
-
-    Each line is ok, warn, fail or unknown, with the fix. Doctor takes a second, measures nothing and makes no CUDA
-    context. Exit status: 0 nothing fails, 1 something does.
-
-    \b
-    Examples:
-      collbench doctor
-      collbench doctor --json
-      collbench doctor --backend host
-    """
-    from collbench.machine.doctor.findings import status
-    from collbench.report.text import doctor as report
-
-    findings = inspecting.doctor(backend, nccl=nccl)
-    left = status(findings)
-
-    def as_json() -> str:
-        from importlib.metadata import version  # late: 10 ms
-
-        head = {"collbench": version("collbench"), "hostname": socket.gethostname(), "backend": backend}
-        return report.dumps(findings, head, left)
-
-    with leaving(left):
-        show_answer(report.page(findings), as_json)

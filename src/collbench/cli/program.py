@@ -43,7 +43,6 @@ _GROUPS = {
     },
     "Read": {
         "topo": ("cli.inspecting", "Print the labels of all paths, or explain one pair."),
-        "doctor": ("cli.inspecting", "Find what would disturb a run on this machine."),
         "runs": ("cli.runs", "List the saved runs, newest first."),
         "show": ("cli.runs", "Print a saved run again, its ranking, or maps of one operation."),
         "report": ("cli.runs", "Make one HTML page of saved runs."),

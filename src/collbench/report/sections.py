@@ -1,12 +1,16 @@
-"""What shows a section of a run: the annex's module `section`, which nothing here imports until then."""
+"""What pages show of annexes: a section of a run, by the annex's module `section`, and what P2P does on each link.
+
+Nothing here imports an annex until then.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from collbench import annexes
+from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
 
 if TYPE_CHECKING:
@@ -42,3 +46,29 @@ def section(run: Run) -> Section | None:
     """Return what shows a run that an annex measured, loaded now; None for a run of the main house."""
     _, package = annexes.RUNS.get(run.settings.kind, ("", ""))
     return cast("Section", annexes.load(f"{package}.section")) if package else None
+
+
+class PeerAccess(Protocol):
+    """What the annex of P2P found on the links of some devices."""
+
+    @property
+    def status(self) -> ExitStatus:
+        """What it makes of a command's status."""
+
+    @property
+    def words(self) -> str:
+        """Whether P2P works, as a sentence."""
+
+    @property
+    def finding(self) -> str:
+        """The same with the surest cause, as a clause."""
+
+    @property
+    def unanswered(self) -> bool:
+        """True if no more is known than before."""
+
+    def part(self) -> Page:
+        """Yield what the page of `check` shows."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the same as JSON (docs/check.md)."""

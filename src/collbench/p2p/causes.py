@@ -12,11 +12,11 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from collbench.machine import labels, theory
-from collbench.machine.doctor.findings import GpuState, MachineFacts, Slot
 from collbench.model.errors import Failure, FailureKind
-from collbench.model.peer_map import Link, PeerLink, PeerMap, PeerState
 from collbench.model.run import PeerStatus
 from collbench.model.units import format_approximate_size
+from collbench.p2p.peer_map import Link, PeerLink, PeerMap, PeerState
+from collbench.preflight.findings import GpuState, MachineFacts, Slot
 
 
 class Certainty(StrEnum):

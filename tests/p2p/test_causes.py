@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from collbench.machine.doctor.findings import GpuState, MachineFacts, Slot, Space
-from collbench.machine.doctor.peer_causes import Certainty, causes, workarounds
 from collbench.machine.nvidia_smi import peer_answers
 from collbench.model.errors import Cause, Failure, FailureKind, WrongData
-from collbench.model.peer_map import BY_PEER_ACCESS, THROUGH_HOST, Crossing, PeerLink, PeerMap, PeerState
 from collbench.model.run import NO_PEERS, Path, PeerStatus, Refusal, SkipKind
-from tests.machine.doctor.described import GIB, gpu, machine
+from collbench.p2p.causes import Certainty, causes, workarounds
+from collbench.p2p.peer_map import BY_PEER_ACCESS, THROUGH_HOST, Crossing, PeerLink, PeerMap, PeerState
+from collbench.preflight.findings import GpuState, MachineFacts, Slot, Space
+from tests.preflight.described import GIB, gpu, machine
 
 SIZE = 16 * 2**20
 LINKS = ((0, 1), (1, 0))
@@ -391,7 +391,7 @@ def test_a_link_has_the_worst_state_of_its_ways(seen: Seen, state: PeerState) ->
 
 
 def test_every_cause_is_in_the_document() -> None:
-    document = (File(__file__).parents[3] / "docs" / "p2p.md").read_text(encoding="utf-8")
+    document = (File(__file__).parents[2] / "docs" / "p2p.md").read_text(encoding="utf-8")
     for names in (
         ("NCCL's distance", "NCCL_SHM_DISABLE", "chipset"),
         *([n for n, _ in row] for _, row in PLANTS.values()),

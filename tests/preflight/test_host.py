@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from collbench.machine import kernel
-from collbench.machine.doctor import collect
-from collbench.machine.doctor.collect import acs_control, slot
-from collbench.machine.doctor.findings import Slot
 from collbench.model.run import Device
+from collbench.preflight import collect
+from collbench.preflight.collect import acs_control, slot
+from collbench.preflight.findings import Slot
 from tests.machine.roots import put, write
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from collbench.machine.doctor.findings import Level, MachineFacts, Slot, Space, status
-from collbench.machine.doctor.judge import judge
-from tests.machine.doctor.described import GIB, gpu, machine, named, pairs
+from collbench.preflight.findings import Level, MachineFacts, Slot, Space, status
+from collbench.preflight.judge import judge
+from tests.preflight.described import GIB, gpu, machine, named, pairs
 
 FOUR = tuple(gpu(index) for index in range(4))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from collbench.machine.doctor.collect import read_driver
+from collbench.preflight.collect import read_driver
 from tests.machine.fake_nvml import FakeNvml, NVMLError, NVMLErrorLibraryNotFound
 from tests.machine.machines import bare_pcie, h200x4
 from tests.machine.roots import write

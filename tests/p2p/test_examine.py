@@ -9,10 +9,12 @@ from random import Random
 from typing import Any
 
 from collbench.measurement.backends.protocol import Backend, Step, Timing
-from collbench.measurement.peer_map import SIZES, cross_links, crossings_of
 from collbench.model.errors import BackendError, Cause, DataCorruption, Failure, FailureKind, StepFailed, WrongData
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.peer_map import (
+from collbench.model.run import NO_PEERS, DataPoint, Device, Measurement, Refusal, Sample
+from collbench.model.units import format_size
+from collbench.p2p.examine import SIZES, cross_links, crossings_of
+from collbench.p2p.peer_map import (
     BY_PEER_ACCESS,
     COPY_ENGINE,
     KERNEL_READ,
@@ -23,8 +25,6 @@ from collbench.model.peer_map import (
     PeerLink,
     PeerState,
 )
-from collbench.model.run import NO_PEERS, DataPoint, Device, Measurement, Refusal, Sample
-from collbench.model.units import format_size
 from tests.builders import gpus, run_of
 
 _BUSY = Failure(FailureKind.BUSY, Cause.STARVED, seconds=32.0)

@@ -7,8 +7,8 @@ from itertools import groupby
 
 from rich.text import Text
 
-from collbench.machine.doctor.findings import Finding, Level
 from collbench.model.printable import one_line
+from collbench.preflight.findings import Finding, Level
 from collbench.report.text.layout import Page, Prose, prose
 from collbench.runfile.codec import document, plain
 

@@ -8,12 +8,12 @@ from itertools import permutations
 
 import pytest
 
-from collbench.machine.doctor.peer_causes import causes, workarounds
 from collbench.model.errors import Cause, ExitStatus, Failure, FailureKind, WrongData
-from collbench.model.peer_map import COPY_ENGINE, KERNEL_WRITE, THROUGH_HOST, Crossing, PeerMap
 from collbench.model.run import PeerStatus
-from collbench.report.text.peer_map import answer, page, status, unanswered
-from tests.machine.doctor.test_peer_causes import (
+from collbench.p2p.causes import causes, workarounds
+from collbench.p2p.page import answer, page, status, unanswered
+from collbench.p2p.peer_map import COPY_ENGINE, KERNEL_WRITE, THROUGH_HOST, Crossing, PeerMap
+from tests.p2p.test_causes import (
     ACS,
     BROKEN,
     HANG,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from collbench.machine.doctor.findings import Driver, Finding, GpuState, Host, MachineFacts, Slot, Software, Space
-from collbench.machine.doctor.judge import judge
 from collbench.model.run import Device, Health, Path
+from collbench.preflight.findings import Driver, Finding, GpuState, Host, MachineFacts, Slot, Software, Space
+from collbench.preflight.judge import judge
 from tests.builders import nvml_says
 
 GIB = 2**30

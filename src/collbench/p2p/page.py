@@ -9,9 +9,11 @@ from typing import Any
 from rich.text import Text
 
 from collbench.machine import labels
-from collbench.machine.doctor.peer_causes import PeerCause, held_back, workarounds
 from collbench.model.errors import ExitStatus, Failure, FailureKind, WrongData
-from collbench.model.peer_map import (
+from collbench.model.run import Device, tags
+from collbench.model.units import STAGED_FASTER, abridged, amount, figure, fixed, grouped, span, verb
+from collbench.p2p.causes import PeerCause, held_back, workarounds
+from collbench.p2p.peer_map import (
     BY_PEER_ACCESS,
     CAPABILITIES,
     COPY_ENGINE,
@@ -25,8 +27,6 @@ from collbench.model.peer_map import (
     PeerMap,
     PeerState,
 )
-from collbench.model.run import Device, tags
-from collbench.model.units import STAGED_FASTER, abridged, amount, figure, fixed, grouped, span, verb
 from collbench.report.sentences import failure, wrong_data
 from collbench.report.text.layout import Lines, Page, Part, short, table, whole
 from collbench.runfile.codec import document, head, picked

@@ -9,13 +9,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from collbench.machine.doctor.findings import Finding, Level, MachineFacts, Space, Topic, status
-from collbench.machine.doctor.judge import judge
-from collbench.report.text.doctor import dumps, page, summary
-from tests.machine.doctor.described import gpu, machine
+from collbench.preflight.findings import Finding, Level, MachineFacts, Space, Topic, status
+from collbench.preflight.judge import judge
+from collbench.preflight.page import dumps, page, summary
+from tests.preflight.described import gpu, machine
 from tests.report.pages import shows, text
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
 SCHEMA = json.loads((ROOT / "docs" / "doctor.schema.json").read_text(encoding="utf-8"))
 _WIDTH = 96  # of the document's example

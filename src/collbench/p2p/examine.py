@@ -18,8 +18,6 @@ from itertools import permutations
 from statistics import median
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from collbench.machine.doctor.findings import Driver, GpuState, Host, MachineFacts
-from collbench.machine.doctor.peer_causes import PeerCause, causes
 from collbench.machine.nvidia_smi import LiveTools, peer_answers
 from collbench.machine.nvml import Nvml, peer_status
 from collbench.machine.variables import refuse
@@ -39,7 +37,9 @@ from collbench.model.errors import (
     failure_of,
 )
 from collbench.model.operations import Work
-from collbench.model.peer_map import (
+from collbench.model.run import Device, Health, PeerStatus, Refusal, Run, SkipKind
+from collbench.p2p.causes import PeerCause, causes
+from collbench.p2p.peer_map import (
     BY_PEER_ACCESS,
     CAPABILITIES,
     COPY_ENGINE,
@@ -52,7 +52,7 @@ from collbench.model.peer_map import (
     PeerMap,
     PeerState,
 )
-from collbench.model.run import Device, Health, PeerStatus, Refusal, Run, SkipKind
+from collbench.preflight.findings import Driver, GpuState, Host, MachineFacts
 
 # A message that a mailbox or a write buffer may hold, and one that shows the rate within some percent: 16 MiB take
 # 40 us over NVLink and 5 ms through host memory, so that 56 links take a few seconds.
@@ -328,9 +328,9 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Kn
 
 
 def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: Run | None) -> Examined:
-    from collbench.machine.doctor import collect  # late: pynvml
     from collbench.measurement.backends.isolated import OF_PROBES, IsolatedBackend
-    from collbench.measurement.backends.nccl_transports import TransportProbe
+    from collbench.p2p.nccl_transports import TransportProbe
+    from collbench.preflight import collect  # late: pynvml
 
     refuse()
     begin = time.monotonic()

@@ -17,7 +17,6 @@ from importlib import metadata
 from typing import Any
 
 from collbench.machine import kernel, nvml
-from collbench.machine.doctor.findings import Driver, GpuState, Host, MachineFacts, Slot, Software, Space
 from collbench.machine.kernel import PCI_BUS_ID, available_bytes, cpu_quota, entries, pci_device, read
 from collbench.machine.nccl import configured, find_nccl, wheel_library
 from collbench.machine.network_cards import read_affinity, read_ports
@@ -28,6 +27,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, NoDriver
 from collbench.model.operations import format_version
 from collbench.model.run import Device
+from collbench.preflight.findings import Driver, GpuState, Host, MachineFacts, Slot, Software, Space
 
 # The PCIe path up from a GPU: its IOMMU group, and which bridges send peer traffic to the CPU (ACS).
 

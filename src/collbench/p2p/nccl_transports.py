@@ -10,8 +10,8 @@ from collbench.measurement.backends.isolated import OF_PROBES, IsolatedBackend
 from collbench.measurement.backends.protocol import Open, Step
 from collbench.model.errors import CollbenchError, DataCorruption, Failure, WrongData, failure_of
 from collbench.model.operations import Operation, Work
-from collbench.model.peer_map import Link
 from collbench.model.run import Device
+from collbench.p2p.peer_map import Link
 
 # "Channel 00/1 : 0[0] -> 3[3] via P2P/direct pointer/read", "… via SHM/direct/direct", "… [send] via NET/Socket/0"; the
 # number in brackets is NVML's, or a PCI bus id before 2.16 [NCCL 2.30.7, src/transport].

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.machine.doctor import collect
+from collbench.preflight import collect
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_torchs_cuda_is_read_from_its_version_file(
     info = tmp_path / "torch-2.9.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n")
-    code = "from collbench.machine.doctor.collect import torch_build; print(*torch_build(), sep=',')"
+    code = "from collbench.preflight.collect import torch_build; print(*torch_build(), sep=',')"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
     )
