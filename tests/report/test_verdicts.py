@@ -8,6 +8,7 @@ import pytest
 from collbench.judge.diagnose import Diagnosis, Kind, Severity, judge
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
+from collbench.report.html.content import content
 from collbench.report.text import run_page, verdicts
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
@@ -120,8 +121,11 @@ def test_links_that_are_all_slow_are_not_said_to_agree_without_a_word(name: str,
     machine = fabrics.load(name)
     faults = (Fault(FaultKind.SLOW_GPU, tuple(range(len(machine.gpus))), factor=factor),) if factor < 1 else ()
     asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",), isolated=True)
-    first = page(simulate(replace(machine, faults=faults), asked, 1)).partition("\n")[0]
+    run = simulate(replace(machine, faults=faults), asked, 1)
+    first = page(run).partition("\n")[0]
     assert first.startswith("Labels, tools and measurement agree.") is (factor == 1), first
+    wrong = content([(name, run)], "1")["runs"][0]["answers"][-1]
+    assert (wrong.short == "nothing found", wrong.state == "ok") == (factor == 1, factor == 1)
 
 
 def test_a_whole_page_says_how_often_healthy_machines_are_accused_as_the_method_does() -> None:

@@ -142,6 +142,8 @@ def _is_anything_wrong(diagnosis: Diagnosis) -> Html:
         lines.append(interrupted(run))
     if unfit := [left.member for left in left_out(run)]:
         problems.append(f"{tags(unfit, run.devices)} not fit")
+    if diagnosis.unstaged or verdicts.far_below_theory(diagnosis):
+        problems.append("far below theory")
     if failed or any(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in faults):
         state = "hard"
     else:

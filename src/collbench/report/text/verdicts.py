@@ -39,7 +39,7 @@ _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "links", Kind.CONTENTION: "isolated"}
 _MAX_NAMES = 4  # of pairs
 # Depending on the noise of their trials (docs/method/verdicts.md 6).
 _FALSE = "of simulated machines without a fault 0 to 0.06% are accused"
-# Healthy paths over PCIe reach 0.54 (two sockets) to 0.84 of theory in the shipped machines (docs/fabric-file.md).
+# docs/method/verdicts.md 2: healthy paths over PCIe reach 0.54 (between sockets) to 0.84 in the shipped machines.
 _FAR_BELOW = 0.5
 # On the short page: faults with cause and command, and further faults by name.
 _MAX_EXPLAINED, _MAX_NAMED = 3, 8
@@ -215,10 +215,10 @@ def conclusion(diagnosis: Diagnosis) -> str:
     if diagnosis.unstaged:
         return f"{judged}Nothing contradicts the labels, but P2P may be slower than host memory."
     of_these = "For these, labels" if covered.missed else "Labels"
-    return f"{judged}{of_these}, tools and measurement agree{_far_below_theory(diagnosis)}."
+    return f"{judged}{of_these}, tools and measurement agree{far_below_theory(diagnosis)}."
 
 
-def _far_below_theory(diagnosis: Diagnosis) -> str:
+def far_below_theory(diagnosis: Diagnosis) -> str:
     """Return at which share of their theory the healthy pairs of labels are that reach less than half; "" for none.
 
     Where all links are slow none is slower than others, and labels imply no rate of a path over PCIe.
