@@ -122,6 +122,7 @@ def test_a_process_with_closed_streams_measures_saves_and_exits_normally(
         (("check", "good.json"), 1),
         (("compare", "good.json", "slow.json"), 3),
         (("pairs", *SIM, "hangs.machine", "--quick"), 4),
+        (("check", *SIM, "hgx-h200"), 1),
     ],
 )
 @pytest.mark.usefixtures("files")
@@ -132,3 +133,5 @@ def test_a_full_disk_hides_no_higher_status(tmp_path: Path, args: tuple[str, ...
         )
     assert done.returncode == status
     assert "collbench: cannot write the output: No space left on device: " in done.stderr
+    if args[0] == "check" and SIM[0] in args:
+        assert "the run is saved: 'collbench show " in done.stderr

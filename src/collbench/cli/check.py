@@ -23,11 +23,12 @@ from collbench.cli.measuring import (
     MeasuringCommand,
     measured_and_shown,
     measuring_options,
+    note_what_is_saved,
     report_file,
     reporting_what_is_saved,
 )
 from collbench.cli.options import option
-from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_page
+from collbench.cli.terminal import NOTICES, is_json, json_option, leaving, say, show_answer
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
@@ -189,14 +190,16 @@ def _show(diagnosis: Diagnosis, lacking: str, examined: PeerAccess | None, begun
     of_peers = examined.status if examined else ExitStatus.DONE
     status = max(judged, of_peers)
     with leaving(status):
-        if is_json():
-            peers = examined.as_json() if examined else None
-            echo(verdicts.dumps(diagnosis, status, lacking, peers), end="")
-        else:
-            saved = [] if begun else [*verdicts.by_peer_access(diagnosis)]
-            mapped = [*examined.part()] if examined else saved
-            first, further = ([*mapped, Text()], []) if of_peers > judged else ([], mapped)
-            show_page([*first, *verdicts.page(diagnosis, lacking, further)])
+        saved = [] if begun else [*verdicts.by_peer_access(diagnosis)]
+        mapped = [*examined.part()] if examined else saved
+        first, further = ([*mapped, Text()], []) if of_peers > judged else ([], mapped)
+        peers = examined.as_json() if examined else None
+        page = [*first, *verdicts.page(diagnosis, lacking, further)]
+        try:
+            show_answer(page, lambda: verdicts.dumps(diagnosis, status, lacking, peers))
+        except OSError as error:
+            note_what_is_saved(error, begun)
+            raise
         for session in begun:
             report_file(session.path)
         if lacking:

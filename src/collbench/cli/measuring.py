@@ -195,8 +195,7 @@ def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
         for session in begun:
             if session.failure is not None:
                 raise session.failure from error
-            if session.path is not None:
-                error.add_note(f"the run is saved: 'collbench show {session.path}' prints it")
+        note_what_is_saved(error, begun)
         from collbench.judge.diagnose import Diagnosis
         from collbench.report.text.verdicts import status_of
 
@@ -208,6 +207,13 @@ def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
         if any(any(timed_points(session.run)) and session.failure is None for session in begun):
             raise error.reworded(f"{error}; {_saved(begun)}") from error
         raise
+
+
+def note_what_is_saved(error: OSError, begun: Sequence[OpenSession]) -> None:
+    """Add to an error of stdout where the runs are that it did not print."""
+    for session in begun:
+        if session.path is not None:
+            error.add_note(f"the run is saved: 'collbench show {session.path}' prints it")
 
 
 def leave_with(diagnosis: Diagnosis) -> None:
