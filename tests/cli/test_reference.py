@@ -148,9 +148,11 @@ def test_json_has_what_is_normal_at_a_size_and_whether_a_rate_is(
         (["h100x8", "allreduce", "--size", "1G"], "'h100x8' has the number of GPUs last: write '8 x h100'"),
         (["H200", "allreduce", "--size", "1G", "--busbw", "326"], "what is normal depends on the number of GPUs"),
         (["H100", "gather"], "there is no published figure for gather on 'H100'"),
+        (["run.json"], "there is no published figure for 'run.json': a run is judged by 'collbench compare run.j"),
     ],
 )
 def test_half_a_question_is_refused(program: Program, arguments: list[str], message: str) -> None:
+    Path("run.json").touch()
     result = program("reference", *arguments)
     assert (result.status, result.out) == (2, "")
     assert result.line.startswith(message)

@@ -30,6 +30,9 @@ def test_the_page_says_what_p2p_does_and_what_is_worse_comes_first(program: Prog
     assert "p2p       P2P is broken on 1 of 2 links: GPU0→GPU1 hangs (sim).\n" in page
     answer = json.loads(program("check", "run.json", "--json").out)
     assert answer["p2p"] is None, "a saved run has no such map"
+    assert " on 1 of 2 links; the map of P2P is not saved: " in program("check", "run.json").out
+    program("allreduce", "--backend", "sim", "--fabric", two, "--sizes", "1G", "-o", "sums.json")
+    assert "p2p       no large copy was measured; the map " in program("check", "sums.json").out
 
 
 def test_a_slot_without_its_lanes_is_named_though_copies_through_the_host_are_slower_still(program: Program) -> None:

@@ -202,7 +202,10 @@ def reference(
         raise UsageError(f"'{machine}' has the number of GPUs last: write '{last[2]} x {last[1].strip()}'")
     if not kinds and size is None:
         what = f"'{machine}'" if operation is None else f"{operation} on '{machine}'"
-        raise UsageError(f"there is no published figure for {what}: 'collbench reference' lists all machines")
+        advice = "'collbench reference' lists all machines"
+        if Path(machine or "").is_file():
+            advice = f"a run is judged by 'collbench compare {machine} --reference'"
+        raise UsageError(f"there is no published figure for {what}: {advice}")
     if size is not None:
         _answer(kinds, f"{operation} at {format_size(size)} on '{machine}'", size, busbw)
     else:

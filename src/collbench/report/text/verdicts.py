@@ -115,12 +115,13 @@ def by_peer_access(diagnosis: Diagnosis) -> Iterator[Lines]:
     run, facts = diagnosis.run, diagnosis.facts
     links = [] if facts.on_cores or diagnosis.unstaged else [*permutations(range(len(run.devices)), 2)]
     offered = [link for link in links if facts.has_peers(link)]
-    copies = [*filter(None, map(facts.readings.best, offered))]
-    if copies:
-        reached = f"{span([copy.gbs for copy in copies], figure, '-')} GB/s{sim(run, ' sim')}"
-        share = f"{len(copies)} of {amount(len(links), 'link')}"
-        map_of = "the map of P2P is not saved: 'collbench check --map-p2p' makes it"
-        yield Lines(f"p2p       copies by peer access reached {reached} on {share}; {map_of}")
+    if offered:
+        rates = [copy.gbs for copy in map(facts.readings.best, offered) if copy]
+        seen = "no large copy was measured"
+        if rates:
+            share = f"{len(rates)} of {amount(len(links), 'link')}"
+            seen = f"copies by peer access reached {span(rates, figure, '-')} GB/s{sim(run, ' sim')} on {share}"
+        yield Lines(f"p2p       {seen}; the map of P2P is not saved: 'collbench check --map-p2p' makes it")
 
 
 def unjudged(diagnosis: Diagnosis) -> Iterator[str]:
