@@ -16,7 +16,7 @@ BOTH = [(1, 3), (3, 1)]
 def test_one_slow_direction() -> None:
     verdict = the(h200(slow([(0, 1)], 0.85)), Kind.ASYMMETRY)
     assert verdict.members == (0, 1)
-    assert what(verdict).startswith("GPU0 → GPU1: 15% slower than the 376.0 GB/s of the opposite direction (")
+    assert what(verdict).startswith("GPU0 → GPU1: 15% slower than the 396.1 GB/s of the opposite direction (")
     assert verdict.explains == (Kind.INTRA_LABEL_OUTLIER,)
 
 
