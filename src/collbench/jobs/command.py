@@ -21,7 +21,7 @@ from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving,
 from collbench.jobs import job_file
 from collbench.jobs.job import JOB, Job, StepSource
 from collbench.jobs.predict.network import BYTES, MAX_LAYERS, STRATEGIES, Step, parse_parameters
-from collbench.model.capabilities import is_simulated
+from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.printable import one_line
 from collbench.model.units import amount
@@ -317,8 +317,9 @@ def _check_links(path: Path) -> None:
     """Raise UsageError for a saved run of no real GPUs, or without a collective to predict from."""
     from collbench.jobs.predict.links import Links
 
-    if is_simulated(saved_runs.backend_of(path)):
-        raise UsageError(f"{path} is simulated: name it to take it, or measure with 'collbench pairs' first")
+    backend = saved_runs.backend_of(path)  # by its name: there may be many
+    if backend in BACKENDS and not BACKENDS[backend].nvml:
+        raise UsageError(f"{path} is not of real GPUs: name a simulated run, or measure with 'collbench pairs' first")
     Links(load_named([path]))
 
 

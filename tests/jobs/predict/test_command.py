@@ -316,7 +316,7 @@ def test_without_a_run_the_newest_measured_one_is_taken_and_named_and_never_a_si
     run_file.save(simulated("nvlink-pairs-2x2"), newest := folder / "20261122T000000Z-sim-pairs-1.json")
     refused = program("predict", "--params", "124M")
     assert (refused.status, refused.out) == (2, "")
-    assert f"{newest} is simulated: name it to take it, or measure with" in refused.line
+    assert f"{newest} is not of real GPUs: name a simulated run, or measure with" in refused.line
     assert program("predict", str(newest), "--params", "124M").status == 0
     run_file.save(NVLINK_PAIRS, measured := folder / "20261121T000000Z-cuda-pairs-1.json")
     taken = program("predict", "--params", "124M")
