@@ -27,7 +27,8 @@ def quick(program: Program, *faults: Fault, name: str = "hgx-h200") -> Result:
 
 def test_a_healthy_machine_passes_and_every_pair_was_isolated(program: Program) -> None:
     result = quick(program)
-    assert (result.status, result.err) == (0, "collbench: saved run.json\n")
+    assert (result.status, result.err) == (0, "")
+    assert result.out.endswith("\nsaved     run.json\n")
     run = run_file.load(Path("run.json"))
     assert {measurement.point.variant for measurement in run.measurements} == {Variant.PLAIN}
     assert {measurement.point.size_bytes for measurement in run.measurements} == {64 * 2**20}

@@ -25,7 +25,7 @@ def test_one_gpu_is_measured_alone_and_shown(program: Program, command: tuple[st
     assert run.devices[0].index == 3
     shown = program("show", "run.json")
     assert shown.status == 0, shown.err
-    assert "GPUs" not in shown.out  # "2 GPUs", by host copies with the memory of two NUMA nodes
+    assert "2 GPUs" not in shown.out  # by host copies with the memory of two NUMA nodes
     judged = program("check", "run.json")
     assert judged.status == (1 if command == ("latency",) else 0), judged.err  # 8 bytes show no rate
 

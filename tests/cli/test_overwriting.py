@@ -39,11 +39,14 @@ WRITERS = [
     ("report, by the run's name", "report run.json", "run.html"),
 ]
 
+TRACE = Path(__file__).parents[1] / "data" / "traces" / "gloo-0.json"
+
 
 @pytest.fixture
 def program_in_folder(program: Program, tmp_path: Path) -> Program:
-    """The program in a folder that holds a run, a job and a script."""
+    """The program in a folder that holds a run, a job, a trace and a script."""
     save_run(tmp_path / "run.json", gpus(4))
+    (tmp_path / "trace-0.json").write_bytes(TRACE.read_bytes())
     job_file.save(data_parallel(), tmp_path / "job.json")
     (tmp_path / "train.py").write_text("print('mine')\n")
     return program
