@@ -8,8 +8,6 @@ docs/python.md shows them.
 Importing collbench loads nothing: numpy, torch and CUDA come when needed.
 """
 
-from collbench import annexes
-
 TYPE_CHECKING = False  # typing's, whose import takes milliseconds: Ctrl-C here would print a traceback
 if TYPE_CHECKING:
     from collbench.api.inspecting import topo as topo
@@ -29,15 +27,16 @@ if TYPE_CHECKING:
     from collbench.jobs.marks import step as step
     from collbench.jobs.predict.network import predict as predict
     from collbench.jobs.replay.measure import replay as replay
-    from collbench.model.errors import CollbenchError as Error
+    from collbench.model.errors import CollbenchError as CollbenchError
     from collbench.overlaps.command import overlap as overlap
     from collbench.preflight.command import doctor as doctor
 
+    Error = CollbenchError
+    __all__: list[str]
     __version__: str
 
-# The module that holds each name.
+# The module that holds each name of the main house.
 _HOMES = {
-    **annexes.NAMES,
     "check": "api.runs",
     "compare": "api.runs",
     "explain": "api.runs",
@@ -50,7 +49,13 @@ _HOMES = {
     "topo": "api.inspecting",
     "train_command": "cli.calls",
 }
-__all__ = ["Error", *sorted(_HOMES)]  # noqa: PLE0604 - the keys are strings
+
+
+def _homes() -> dict[str, str]:
+    """Return the module that holds each name: an annex's row has its own."""
+    from collbench.annexes import NAMES  # late: Ctrl-C while this module is loaded would print a traceback
+
+    return {**NAMES, **_HOMES}
 
 
 def __getattr__(name: str) -> object:
@@ -63,9 +68,14 @@ def __getattr__(name: str) -> object:
         from collbench.model.errors import CollbenchError
 
         return CollbenchError
-    if name not in _HOMES:
+    if name == "__all__":
+        return ["Error", *sorted(_homes())]
+    home = None if name.startswith("_") else _homes().get(name)
+    if home is None:
         raise AttributeError(f"module 'collbench' has no attribute '{name}'")
-    found = getattr(annexes.load(_HOMES[name]), name)
+    from importlib import import_module
+
+    found = getattr(import_module(f"collbench.{home}"), name)
     if name == "step":
         globals()[name] = found  # a training step calls it, and is not to come here again
     return found
@@ -73,4 +83,4 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     """Return what the interface offers, loaded or not, for completion."""
-    return sorted([*__all__, "__version__"])
+    return sorted(["Error", "__version__", *_homes()])
