@@ -285,7 +285,10 @@ def predict(
     else:
         _check_of_a_network(files, params, for_a_job=devices is not None or bool(recorded_links))
     run_files = files[is_job:]
-    taken = () if run_files else (newest(NOTICES, of_links=True, fits=_check_links),)
+    job = job_file.load(files[0]) if is_job else None
+    name = one_line(str(files[0])) if is_job else ""
+    fits = partial(_check_links, job=job, devices=devices, name=name)
+    taken = () if run_files else (newest(NOTICES, of_links=True, fits=fits),)
     runs, used = load_named(run_files or taken), load_named(recorded_links)
     from rich.text import Text
 
@@ -296,8 +299,8 @@ def predict(
     named = dict((*runs, *used)).items()
     interrupted = [line for name, run in named for line in partly(name, run)]
     try:
-        if is_job:
-            blocks, fields = _of_a_job(files[0], runs, devices, used)
+        if job is not None:
+            blocks, fields = _of_a_job(job, name, runs, devices, used)
         else:
             blocks, fields = _of_a_network(runs, Step(parse_parameters(params or ""), **step_options), gpus)
     except UsageError as error:
@@ -313,14 +316,18 @@ def predict(
             show_page([*source, *alarms, *(Text(line, style=ALARM) for line in (*interrupted, *lines)), *blocks])
 
 
-def _check_links(path: Path) -> None:
-    """Raise UsageError for a saved run of no real GPUs, or without a collective to predict from."""
+def _check_links(path: Path, job: Job | None, devices: str | None, name: str) -> None:
+    """Raise UsageError for a saved run of no real GPUs, without a collective, or without the devices that it is for."""
     from collbench.jobs.predict.links import Links
 
     backend = saved_runs.backend_of(path)  # by its name: there may be many
     if backend in BACKENDS and not BACKENDS[backend].nvml:
         raise UsageError(f"{path} is not of real GPUs: name a simulated run, or measure with 'collbench pairs' first")
-    Links(load_named([path]))
+    links = Links(load_named([path]))
+    if job is not None:
+        from collbench.jobs.api import positions_of
+
+        positions_of(job, links.run, devices, name)
 
 
 def _check_of_a_job() -> None:
@@ -341,12 +348,11 @@ def _check_of_a_network(files: Sequence[Path], params: str | None, *, for_a_job:
 _Answer = tuple[Iterable["Block"], dict[str, Any]]  # a page, and the fields of its JSON
 
 
-def _of_a_job(file: Path, runs: NamedRuns, devices: str | None, used: NamedRuns) -> _Answer:
+def _of_a_job(job: Job, name: str, runs: NamedRuns, devices: str | None, used: NamedRuns) -> _Answer:
     from collbench.jobs import api as jobs
     from collbench.jobs.predict import page
 
-    job = job_file.load(file)
-    predicted = jobs.predict_job(job, runs, devices=devices, recorded=used, name=one_line(str(file)))
+    predicted = jobs.predict_job(job, runs, devices=devices, recorded=used, name=name)
     return page.job_page(job, predicted), page.job_json(job, predicted)
 
 

@@ -325,6 +325,9 @@ def test_without_a_run_the_newest_measured_one_is_taken_and_named_and_never_a_si
     run_file.save(replace(NVLINK_PAIRS, backend="host"), folder / "20261123T000000Z-host-pairs-1.json")
     run_file.save(replace(NVLINK_PAIRS, measurements=[]), folder / "20261124T000000Z-cuda-copies-1.json")
     assert program("predict", "--params", "124M").out == taken.out, "neither CPU cores nor a run without collectives"
+    others = run_of(gpus(4)[2:], curve(Operation.ALLREDUCE, (0, 1), 50.0))
+    run_file.save(others, folder / "20261125T000000Z-cuda-pairs-1.json")
+    assert str(measured) in "".join(program("predict", "job.json").out.split("\n\n")[0].splitlines()), "job's GPUs"
     named = program("predict", str(measured), "--params", "124M")
     assert "newest saved run" not in named.out
     assert taken.out.endswith(named.out)
