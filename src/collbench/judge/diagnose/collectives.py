@@ -24,8 +24,8 @@ from collbench.model.units import grouped, span
 
 # NCCL's busbw over the rate of copy engines on the slowest link. Over NVLink 64 MiB on two H200 reach 0.68 and
 # 1 GiB 0.83, with NCCL_P2P_DISABLE=1 0.07 [H200x4]. Over PCIe both ways share more, and NCCL takes host memory between
-# NUMA nodes by itself.
-_FAR_BELOW_NVLINK, _FAR_BELOW_PCIE = 0.5, 0.3
+# NUMA nodes by itself. Where a variable forbids P2P, a share that no healthy pair has is its doing.
+_FAR_BELOW_NVLINK, _FORBIDDEN, _FAR_BELOW_PCIE = 0.5, 0.6, 0.3
 # Through host memory, traffic between GPUs below one PCIe switch shares its uplink, which NCCL uses in both directions
 # at once, but a copy in one: NCCL reaches at most half of a copy. A variable that forbids P2P is found by that.
 _ONE_UPLINK, _BELOW_ONE = 0.5, ("PIX", "PXB")
@@ -113,13 +113,16 @@ def _links(reading: Reading) -> frozenset[Link]:
     return both_ways(combinations(reading.members, 2))
 
 
-def _least_over_pcie(facts: Facts, members: tuple[int, ...]) -> float:
-    """Return the share of a copy over PCIe below which a pair's collective contradicts it."""
+def _least(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> float:
+    """Return the share of a copy below which a collective contradicts it."""
+    a, b, *_ = members
+    forbidden = by_setting(facts, (a, b), paths_only=True) is not None
+    if over_nvlink:
+        return _FORBIDDEN if forbidden else _FAR_BELOW_NVLINK
     if facts.label(members) in _BELOW_ONE:
         if not facts.has_peers(members):
             return _FAR_BELOW_PCIE * _ONE_UPLINK
-        a, b = members
-        if by_setting(facts, (a, b), paths_only=True) is not None:
+        if forbidden:
             return _ONE_UPLINK
     return _FAR_BELOW_PCIE
 
@@ -130,7 +133,7 @@ def _far_below(facts: Facts, reading: Reading) -> _Case | None:
         return None  # rings over PCIe share uplinks: no single link limits them
     allowed = _allowed(facts, reading.members, over_nvlink=over_nvlink)
     high = facts.readings.interval(reading)[2]
-    share = _FAR_BELOW_NVLINK if over_nvlink else _least_over_pcie(facts, reading.members)
+    share = _least(facts, reading.members, over_nvlink=over_nvlink)
     if allowed is None or high >= share * allowed:
         return None
     ceiling = facts.pcie_ceiling(reading.members) if over_nvlink else None
