@@ -27,6 +27,7 @@ from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse, read
 from collbench.jobs.traces.trace import Trace
 from collbench.model.errors import CollbenchError, RunFileError, UsageError
+from collbench.untrusted import Refused
 from tests.jobs.traces import noted, observed
 
 # Three steps under torch.profiler, the dump of the whole job, and its recording, all of one run (2026-11-23).
@@ -313,7 +314,7 @@ def judged(data: bytes) -> None:
     message = ""
     try:
         job = job_of([parse(io.BytesIO(data), "trace_0")])
-    except (CollbenchError, Unreadable) as error:
+    except (CollbenchError, Unreadable, Refused) as error:  # of what only begins as a gzipped file does
         message = str(error)
     assert "\n" not in message
     if message:
