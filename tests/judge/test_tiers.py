@@ -328,6 +328,22 @@ def test_the_relation_is_to_the_best_though_it_is_noisy_where_all_others_are_far
     assert {(other.relation, other.tier) for other in others} == {(Relation.DIFFERENT, 2)}
 
 
+def test_whom_only_a_noisier_one_leaves_behind_by_more_than_delta_ties_with_nothing() -> None:
+    """The truth: the first of two pairs with NVLinks is 4% faster, and noisy."""
+    links, nvlinks = paths(4, "NV4", SYS_ACROSS), {(0, 1): [335.0, 352.0, 347.0, 341.0, 358.0]}
+
+    def rate(a: int, b: int) -> list[float]:
+        return nvlinks.get((a, b), noisy(150.0 if (a, b) in SYS_ACROSS else 333.0, 0.002, seed=10 * a + b, trials=5))
+
+    found = rank_pairs(pair_run(4, rate, links), Operation.ALLREDUCE, GIB)
+    assert found is not None
+    first, second, *_ = found.standings
+    assert [(one.members, one.relation) for one in (first, second)] == [
+        ((0, 1), Relation.UNDECIDED),
+        ((2, 3), Relation.UNDECIDED),
+    ]
+
+
 def test_what_failed_is_said_of_its_place_whatever_its_rate() -> None:
     run = pair_run(3, lambda a, b: 300.0)
     run.measurements[1].wrong = 3

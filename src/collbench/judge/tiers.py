@@ -428,6 +428,8 @@ def _ranking(
     top = next(steady, order[0])
     best, others = estimated[top], {members: estimated[members] for members in order if members != top}
     tied = tied_with(best, others, delta) | ({top} if len(best.trials) >= MIN_TRIALS else set())
+    # Of those that only a noisier one leaves behind by more than δ, that one may be the best.
+    tied = {members for members in tied if ordered[0].middle - estimated[members].middle <= delta}
 
     def standing(members: Members, tier: int) -> RankedLink:
         summary, estimate = summarize(points[members]), estimated[members]
