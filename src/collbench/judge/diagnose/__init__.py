@@ -8,7 +8,15 @@ from functools import cached_property
 from collbench.judge import references
 from collbench.judge.diagnose import links
 from collbench.judge.diagnose.collectives import collectives
-from collbench.judge.diagnose.coverage import Coverage, NotDone, coverage, missing
+from collbench.judge.diagnose.coverage import (
+    Coverage,
+    NotDone,
+    coverage,
+    far_below_theory,
+    healthy,
+    missing,
+    rates,
+)
 from collbench.judge.diagnose.devices import counted_errors, degraded_slots, interference, other_processes, unsteady
 from collbench.judge.diagnose.limits import failures, limits
 from collbench.judge.diagnose.readings import Facts, Reading
@@ -18,7 +26,7 @@ from collbench.judge.outcome import outcome
 from collbench.judge.references import Answers
 from collbench.judge.registration import ordinary
 from collbench.model.errors import ExitStatus
-from collbench.model.run import Run
+from collbench.model.run import Pair, Run
 
 __all__ = ["Coverage", "Diagnosis", "Kind", "NotDone", "Severity", "Verdict", "judge"]
 
@@ -68,6 +76,21 @@ class Diagnosis:
     def coverage(self) -> Coverage:
         """Which pairs were judged at all."""
         return coverage(self.facts)
+
+    @cached_property
+    def healthy(self) -> tuple[Pair, ...]:
+        """The judged pairs without a fault."""
+        return healthy(self.coverage.judged, self.unstaged, self.verdicts)
+
+    @cached_property
+    def rates(self) -> dict[str, list[Reading]]:
+        """What shows the rates of their links, by label."""
+        return rates(self.facts, self.healthy)
+
+    @property
+    def far_below(self) -> dict[str, float]:
+        """The labels of which all these links reach less than half of theory, with the most that one reaches."""
+        return far_below_theory(self.facts, self.rates)
 
     @cached_property
     def not_judged(self) -> tuple[NotDone, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
-from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts
+from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts, Reading
+from collbench.judge.diagnose.verdict import Link, Verdict
 from collbench.judge.outcome import UNANSWERED, Absence, AbsenceKind, Absences, outcome
 from collbench.judge.stats import MIN_TRIALS
 from collbench.machine.labels import is_nvlink
@@ -16,6 +17,8 @@ from collbench.model.units import abridged, format_size, grouped
 
 # Which pairs of a run could be judged, and why the others could not.
 
+# docs/method/verdicts.md 2: healthy paths over PCIe reach 0.54 (between sockets) to 0.84 in the shipped machines.
+_FAR_BELOW = 0.5
 # What a pair without any work lacks, if nothing was requested.
 _FIRST = Work(Operation.CE_WRITE)
 
@@ -67,6 +70,43 @@ def coverage(facts: Facts) -> Coverage:
         else:
             missed[pair] = _why(run, absences, pair)
     return Coverage(tuple(judged), missed, len(run.devices) == 1 and bool(facts.readings.host(0)))
+
+
+def healthy(judged: Iterable[Pair], slow: Iterable[Reading], verdicts: Collection[Verdict]) -> tuple[Pair, ...]:
+    """Return the judged pairs without a fault, and without a slow reading."""
+    left_open = {frozenset(reading.members) for reading in slow}
+    return tuple(
+        pair
+        for pair in judged
+        if frozenset(pair) not in left_open and not any(verdict.concerns(pair) for verdict in verdicts)
+    )
+
+
+def rates(facts: Facts, pairs: Iterable[Pair]) -> dict[str, list[Reading]]:
+    """Return what shows the rates of the pairs' links, by label."""
+    readings = (_shown(facts, link) for a, b in pairs for link in ((a, b), (b, a)))
+    return grouped((reading.label, reading) for reading in readings if reading)
+
+
+def _shown(facts: Facts, link: Link) -> Reading | None:
+    """Return a link's fastest copy, or without copies the first collective that was measured on the pair."""
+    if (copy := facts.readings.best(link, 1)) is not None:
+        return copy
+    pair = (min(link), max(link))
+    collectives = (facts.readings.of(work).get(pair) for work in facts.readings.works(collective=True))
+    return next((reading for reading in collectives if reading), None)
+
+
+def far_below_theory(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> dict[str, float]:
+    """Return the labels whose links all reach less than half of their theory, with the most that one reaches.
+
+    Where all links are slow none is slower than others, and labels imply no rate of a path over PCIe.
+    """
+    shares = dict[str, float]()
+    for label, readings in rates.items():
+        of_theory = [reading.gbs / limit for reading in readings if (limit := facts.limit(reading.members))]
+        shares |= {label: max(of_theory)} if len(of_theory) == len(readings) else {}
+    return {label: share for label, share in shares.items() if share < _FAR_BELOW}
 
 
 def _judged(facts: Facts, pair: Pair) -> bool:

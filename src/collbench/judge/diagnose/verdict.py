@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from collbench.model.errors import Failure
 from collbench.model.operations import Endpoints, Variant, Work
-from collbench.model.run import Run, Skipped
+from collbench.model.run import Pair, Run, Skipped
 
 Link = tuple[int, int]
 Interval = tuple[float, float, float]
@@ -128,6 +128,14 @@ class Verdict:
     def by_other_processes(self) -> bool:
         """Whether it says that other processes used its devices: nothing was measured to find that."""
         return self.kind is Kind.CONTENTION and self.measured is None
+
+    def concerns(self, pair: Pair) -> bool:
+        """Return whether it is a fault of this pair, in ascending positions, or of one of its devices."""
+        if self.severity is Severity.INFO:
+            return False
+        if len(self.members) == 1 or self.by_other_processes:
+            return not {*pair}.isdisjoint(self.members)
+        return pair in self.pairs if self.pairs else {*pair} <= {*self.members}
 
 
 def directed_links(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:

@@ -142,7 +142,7 @@ def _is_anything_wrong(diagnosis: Diagnosis) -> Html:
         lines.append(interrupted(run))
     if unfit := [left.member for left in left_out(run)]:
         problems.append(f"{tags(unfit, run.devices)} not fit")
-    if diagnosis.unstaged or verdicts.far_below_theory(diagnosis):
+    if diagnosis.unstaged or diagnosis.far_below:
         problems.append("far below theory")
     if failed or any(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in faults):
         state = "hard"

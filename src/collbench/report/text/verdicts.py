@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
 from rich.text import Text
 
 from collbench.judge.diagnose import Diagnosis, Kind, NotDone, Severity, Verdict
-from collbench.judge.diagnose.readings import Facts, Reading
+from collbench.judge.diagnose.readings import Reading
 from collbench.judge.outcome import outcome
 from collbench.machine.labels import rank_key
 from collbench.model.capabilities import capabilities
@@ -39,8 +39,6 @@ _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "links", Kind.CONTENTION: "isolated"}
 _MAX_NAMES = 4  # of pairs
 # Depending on the noise of their trials (docs/method/verdicts.md 6).
 _FALSE = "of simulated machines without a fault 0 to 0.06% are accused"
-# docs/method/verdicts.md 2: healthy paths over PCIe reach 0.54 (between sockets) to 0.84 in the shipped machines.
-_FAR_BELOW = 0.5
 # On the short page: faults with cause and command, and further faults by name.
 _MAX_EXPLAINED, _MAX_NAMED = 3, 8
 
@@ -216,19 +214,11 @@ def conclusion(diagnosis: Diagnosis) -> str:
     if diagnosis.unstaged:
         return f"{judged}Nothing contradicts the labels, but P2P may be slower than host memory."
     of_these = "For these, labels" if covered.missed else "Labels"
-    return f"{judged}{of_these}, tools and measurement agree{far_below_theory(diagnosis)}."
+    return f"{judged}{of_these}, tools and measurement agree{_far_below_theory(diagnosis.far_below)}."
 
 
-def far_below_theory(diagnosis: Diagnosis) -> str:
-    """Return at which share of their theory the healthy pairs of labels are that reach less than half; "" for none.
-
-    Where all links are slow none is slower than others, and labels imply no rate of a path over PCIe.
-    """
-    limits, shares = diagnosis.facts.limit, dict[str, float]()
-    for label, readings in _healthy_rates(diagnosis).items():
-        of_theory = [reading.gbs / limit for reading in readings if (limit := limits(reading.members))]
-        shares |= {label: max(of_theory)} if len(of_theory) == len(readings) else {}
-    far = {label: share for label, share in shares.items() if share < _FAR_BELOW}
+def _far_below_theory(far: Mapping[str, float]) -> str:
+    """Return the clause for labels whose links all reach less than half of theory, with the most of each."""
     if not far:
         return ""
     labels = " and ".join(sorted(far, key=rank_key))
@@ -288,35 +278,10 @@ def p2p_line(diagnosis: Diagnosis) -> list[Lines]:
 
 def _healthy(diagnosis: Diagnosis) -> str:
     """Return how many pairs have no fault, with the rates of each label; "" if all have one."""
-    run, healthy, rates = diagnosis.run, _healthy_pairs(diagnosis), _healthy_rates(diagnosis)
+    run, rates = diagnosis.run, diagnosis.rates
     figures = "; ".join(_rates(run, label, rates[label]) for label in sorted(rates, key=rank_key))
-    count = f"{len(healthy)} of {amount(diagnosis.coverage.pairs, 'pair')}{': ' if figures else ''}{figures}"
-    return count if healthy else ""
-
-
-def _healthy_pairs(diagnosis: Diagnosis) -> list[frozenset[int]]:
-    """Return the judged pairs without a fault."""
-    slow = {frozenset(reading.members) for reading in diagnosis.unstaged}
-    pairs = map(frozenset, diagnosis.coverage.judged)
-    faults = diagnosis.verdicts
-    return [pair for pair in pairs if pair not in slow and not any(_concerns(fault, pair) for fault in faults)]
-
-
-def _healthy_rates(diagnosis: Diagnosis) -> dict[str, list[Reading]]:
-    """Return what shows the rate of the links of these pairs, by label."""
-    links = (link for pair in _healthy_pairs(diagnosis) for link in permutations(sorted(pair)))
-    readings = filter(None, (_reading(diagnosis.facts, link) for link in links))
-    return grouped((reading.label, reading) for reading in readings)
-
-
-def _reading(facts: Facts, link: tuple[int, ...]) -> Reading | None:
-    """Return a link's fastest copy, or without copies the first collective that was measured on the pair."""
-    pair = (min(link), max(link))
-    copy = facts.readings.best((link[0], link[1]), 1)
-    if copy is not None:
-        return copy
-    readings = (facts.readings.of(work).get(pair) for work in facts.readings.works(collective=True))
-    return next((reading for reading in readings if reading), None)
+    count = f"{len(diagnosis.healthy)} of {amount(diagnosis.coverage.pairs, 'pair')}{': ' if figures else ''}{figures}"
+    return count if diagnosis.healthy else ""
 
 
 def _rates(run: Run, label: str, readings: Sequence[Reading]) -> str:
@@ -325,15 +290,6 @@ def _rates(run: Run, label: str, readings: Sequence[Reading]) -> str:
     of = f" of {fixed(limits.pop(), 6)}" if len(limits) == 1 else ""
     family = "collectives" if readings[0].work.operation.is_collective else "copies"
     return f"{label} {reached}{of} GB/s{sim(run, ' sim')} ({family}, {format_size(readings[0].size_bytes)})"
-
-
-def _concerns(verdict: Verdict, pair: frozenset[int]) -> bool:
-    """Return whether a verdict is a fault of this pair or of one of its devices."""
-    if verdict.severity is Severity.INFO:
-        return False
-    if len(verdict.members) == 1 or verdict.by_other_processes:
-        return bool(pair & set(verdict.members))
-    return tuple(sorted(pair)) in verdict.pairs if verdict.pairs else pair <= set(verdict.members)
 
 
 # Verdicts in words, and checks that could not be made.
