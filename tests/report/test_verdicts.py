@@ -128,6 +128,15 @@ def test_links_that_are_all_slow_are_not_said_to_agree_without_a_word(name: str,
     assert (wrong.short == "nothing found", wrong.state == "ok") == (factor == 1, factor == 1)
 
 
+@pytest.mark.parametrize("name", fabrics.names())
+def test_a_collective_is_not_held_to_what_a_path_allows(name: str) -> None:
+    """Between the sockets of the healthy DGX-1V an all-reduce has 36% of the path's theory."""
+    asked = replace(ALL, backend="sim", sizes=(2**26,), copies=(), pairs=True, command=("allreduce",))
+    diagnosis = Diagnosis(simulate(fabrics.load(name), asked, 1))
+    assert diagnosis.rates
+    assert verdicts.conclusion(diagnosis) == "Labels, tools and measurement agree."
+
+
 def test_a_whole_page_says_how_often_healthy_machines_are_accused_as_the_method_does() -> None:
     said = re.search(r"errs +of simulated machines without a fault (.*) are accused", page(h200()))
     method = (Path(__file__).parents[2] / "docs/method/verdicts.md").read_text().partition("**Error rate**")[2]

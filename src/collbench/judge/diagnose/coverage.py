@@ -98,13 +98,16 @@ def _shown(facts: Facts, link: Link) -> Reading | None:
 
 
 def far_below_theory(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> dict[str, float]:
-    """Return the labels whose links all reach less than half of their theory, with the most that one reaches.
+    """Return the labels whose links all copy at less than half of their theory, with the most that one reaches.
 
-    Where all links are slow none is slower than others, and labels imply no rate of a path over PCIe.
+    Where all links are slow none is slower than others, and labels imply no rate of a path over PCIe. A collective or a
+    small copy reaches less on healthy links, too.
     """
     shares = dict[str, float]()
     for label, readings in rates.items():
-        of_theory = [reading.gbs / limit for reading in readings if (limit := facts.limit(reading.members))]
+        large = (reading for reading in readings if reading.size_bytes >= COPY_BYTES)
+        copies = [reading for reading in large if reading.work.operation.is_copy]
+        of_theory = [copy.gbs / limit for copy in copies if (limit := facts.limit(copy.members))]
         shares |= {label: max(of_theory)} if len(of_theory) == len(readings) else {}
     return {label: share for label, share in shares.items() if share < _FAR_BELOW}
 
