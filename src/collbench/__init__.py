@@ -73,9 +73,9 @@ def __getattr__(name: str) -> object:
     home = None if name.startswith("_") else _homes().get(name)
     if home is None:
         raise AttributeError(f"module 'collbench' has no attribute '{name}'")
-    from importlib import import_module
+    from collbench.annexes import load
 
-    found = getattr(import_module(f"collbench.{home}"), name)
+    found = getattr(load(home), name)
     if name == "step":
         globals()[name] = found  # a training step calls it, and is not to come here again
     return found

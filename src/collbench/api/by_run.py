@@ -85,7 +85,7 @@ def _with_peers(answer: Selected, request: SelectRequest, backend: str, notices:
     if not capabilities(backend).simulated:
         notices.say("trying P2P between the only two GPUs for a few seconds")
     with _rewording(f"while trying P2P: {request.undone}", "cannot try P2P: {}; --no-verify leaves it out"):
-        links: PeerAccess = p2p.examined(devices, backend, request.fabric, request.nccl, new_seed())
+        links: PeerAccess = p2p.examine(devices, backend, request.fabric, request.nccl, new_seed())
     if links.status is ExitStatus.DONE or links.unanswered:
         origin = replace(selection.origin, source=f"no choice to make; {links.finding}")
         return replace(answer, selection=replace(selection, origin=origin))

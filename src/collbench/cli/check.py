@@ -152,7 +152,7 @@ def _peers_of(run: Run, values: Mapping[str, Any]) -> tuple[PeerAccess | None, s
     devices = ",".join(str(device.index) for device in run.devices)
     of_run = (devices, run.backend, run.settings.fabric or None, values["nccl"], run.settings.seed)
     try:
-        return p2p.examined(*of_run, measured=run), ""
+        return p2p.examine(*of_run, measured=run), ""
     except CollbenchError as error:
         return None, f"P2P could not be examined: {error}"
 

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import replace
 from itertools import permutations
 from statistics import median
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from collbench.machine.nvidia_smi import LiveTools, peer_answers
 from collbench.machine.nvml import Nvml, peer_status
@@ -29,6 +29,7 @@ from collbench.model.errors import (
     Cause,
     CollbenchError,
     DataCorruption,
+    ExitStatus,
     Failure,
     FailureKind,
     StepFailed,
@@ -38,6 +39,7 @@ from collbench.model.errors import (
 )
 from collbench.model.operations import Work
 from collbench.model.run import Device, Health, PeerStatus, Refusal, Run, SkipKind
+from collbench.p2p import page
 from collbench.p2p.causes import PeerCause, causes
 from collbench.p2p.peer_map import (
     BY_PEER_ACCESS,
@@ -53,6 +55,7 @@ from collbench.p2p.peer_map import (
     PeerState,
 )
 from collbench.preflight.findings import Driver, GpuState, Host, MachineFacts
+from collbench.report.text.layout import Page
 
 # A message that a mailbox or a write buffer may hold, and one that shows the rate within some percent: 16 MiB take
 # 40 us over NVLink and 5 ms through host memory, so that 56 links take a few seconds.
@@ -268,10 +271,38 @@ Known: TypeAlias = Mapping[Link, tuple[Crossing, ...]]
 
 
 class Examined(NamedTuple):
-    """A machine's links, and the causes of what they show."""
+    """A machine's links, and the causes of what they show, as a `report.sections.PeerAccess`."""
 
     peer_map: PeerMap
     causes: tuple[PeerCause, ...]
+
+    @property
+    def status(self) -> ExitStatus:
+        """Return the exit status."""
+        return page.status(*self)
+
+    @property
+    def words(self) -> str:
+        """Return whether P2P works, as a sentence."""
+        return page.answer(*self)
+
+    @property
+    def finding(self) -> str:
+        """Return the same with the surest cause, as a clause."""
+        return page.finding(*self)
+
+    @property
+    def unanswered(self) -> bool:
+        """Return whether no more is known than before."""
+        return page.unanswered(self.peer_map)
+
+    def part(self) -> Page:
+        """Return what the page of `check` shows."""
+        return page.part(*self)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the same as JSON (docs/check.md)."""
+        return page.as_json(*self, self.status)
 
 
 def examine(
