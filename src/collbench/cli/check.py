@@ -41,6 +41,7 @@ from collbench.runfile import run_file as runfile_run_file
 if TYPE_CHECKING:
     from collbench.judge.diagnose import Diagnosis
     from collbench.report.sections import PeerAccess
+    from collbench.report.text.layout import Page
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.RUN)
 _map_p2p = option("--map-p2p", "Try P2P on every link of the GPUs by itself, and name causes and fixes (docs/p2p.md).")
@@ -189,14 +190,19 @@ def _show(diagnosis: Diagnosis, lacking: str, examined: PeerAccess | None, begun
     judged = max(diagnosis.status, ExitStatus.FAILED if lacking else ExitStatus.DONE)
     of_peers = examined.status if examined else ExitStatus.DONE
     status = max(judged, of_peers)
-    with leaving(status):
+
+    def page() -> Page:
         saved = [] if begun else [*verdicts.by_peer_access(diagnosis)]
         mapped = [*examined.part()] if examined else saved
         first, further = ([*mapped, Text()], []) if of_peers > judged else ([], mapped)
-        peers = examined.as_json() if examined else None
-        page = [*first, *verdicts.page(diagnosis, lacking, further)]
+        yield from (*first, *verdicts.page(diagnosis, lacking, further))
+
+    def as_json() -> str:
+        return verdicts.dumps(diagnosis, status, lacking, examined.as_json() if examined else None)
+
+    with leaving(status):
         try:
-            show_answer(page, lambda: verdicts.dumps(diagnosis, status, lacking, peers))
+            show_answer(page(), as_json)
         except OSError as error:
             note_what_is_saved(error, begun)
             raise
