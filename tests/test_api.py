@@ -18,12 +18,12 @@ import click
 import pytest
 
 import collbench
+from collbench import torchrun
 from collbench.cli.program import cli
 from collbench.cluster.page import as_plain
 from collbench.jobs.predict import page as prediction
 from collbench.jobs.replay.results import replays_of
 from collbench.judge.diagnose import Diagnosis, judge
-from collbench.launch import torchrun
 from collbench.model.operations import COLLECTIVES, Operation
 from collbench.report.text import verdicts
 from collbench.runfile import run_file

@@ -25,7 +25,6 @@ IMPURE_CALLS |= {"is_dir", "iterdir", "glob", "mkdir", "unlink", "stat", "now", 
 LOADS_TORCH = {
     "jobs/replay/worker.py",
     "measurement/backends/gloo_worker.py",
-    "measurement/backends/torch_collectives.py",
     "measurement/backends/torch_rank.py",
     "overlaps/streams.py",
     "overlaps/worker.py",

@@ -11,7 +11,7 @@ from collbench.judge import diagnose
 from collbench.judge.tiers import Ranking, rank_pairs
 from collbench.sim.collectives import truth_of
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
-from collbench.sim.labels import paths
+from collbench.sim.network import paths
 
 from .bench import (
     NOISY,

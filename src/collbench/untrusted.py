@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from collbench.model.errors import nearest
-from collbench.model.printable import one_line
+from collbench.model.values import one_line
 
 _PIECE = 2**20
 # gzip makes a trace 10 to 30 times smaller, and zeros 1,000 times.

@@ -10,8 +10,8 @@ import click
 import pytest
 
 from collbench.cli.program import cli
-from collbench.launch.torchrun import TORCHRUN_FLAGS, TORCHRUN_VALUES
 from collbench.model.operations import COLLECTIVES
+from collbench.torchrun import TORCHRUN_FLAGS, TORCHRUN_VALUES
 from tests.cli.program import Program, collbench
 
 COMMANDS = cli.list_commands(click.Context(cli))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.program import fake_gpus, on_gpus, save_run, saved_in
-from tests.launch.test_rendezvous import IN_STEP, POD, SLURM
 from tests.native.fakes import Fakes
+from tests.torchrun.test_rendezvous import IN_STEP, POD, SLURM
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from collbench.api.training import TrainRequest
 from collbench.cli.calls import context_of
 from collbench.cli.train import train_request
-from collbench.launch.torchrun import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, passed_on
 from collbench.model.errors import UsageError
-from tests.launch.made import script
+from collbench.torchrun import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, passed_on
+from tests.torchrun.made import script
 
 
 def split(words: Sequence[str]) -> TrainRequest:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from collbench.measurement.skews import parse_skew
+from collbench.cli.timing import parse_skew
 from collbench.model.errors import UsageError
 from collbench.model.skew import Skew, SkewKind, across, blocks_of, busiest, imbalance, leaving, whole_size
 

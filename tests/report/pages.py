@@ -12,7 +12,7 @@ from rich.console import Console
 
 from collbench.model.operations import Operation
 from collbench.model.run import Path, Run
-from collbench.report.prose import WIDE
+from collbench.model.units import WIDE
 from collbench.report.terminal import drawn
 from collbench.report.text.layout import Page
 from tests.builders import gpus, measured, run_of

@@ -6,7 +6,7 @@ from collbench.machine.nvidia_smi import facts, parse_topology
 from collbench.model.run import Device, Path
 from collbench.report.text.topology import explain_pair, render_topology
 from collbench.sim import fabrics
-from collbench.sim.labels import devices, paths
+from collbench.sim.network import devices, paths
 from tests.builders import nvml_says
 
 H200 = "18 × 25 GB/s through an NVSwitch; line rate 26.562 GB/s, as NVML reports"

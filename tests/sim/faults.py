@@ -15,8 +15,7 @@ from collbench.machine import theory
 from collbench.model.errors import UsageError
 from collbench.model.run import Path, PeerStatus
 from collbench.sim.fabrics import Fabric, Fault, FaultKind, ReportedPath
-from collbench.sim.labels import paths, slots_limit
-from collbench.sim.network import Medium, Network, network_of
+from collbench.sim.network import Medium, Network, network_of, paths, slots_limit
 
 Members = tuple[int, ...]
 FaultyFabric = tuple[Fabric, Members]  # and the GPUs that a verdict should name

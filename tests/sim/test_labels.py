@@ -7,7 +7,7 @@ import pytest
 
 from collbench.machine import nvidia_smi
 from collbench.model.run import PeerStatus
-from collbench.sim import fabrics, labels
+from collbench.sim import fabrics, network
 from collbench.sim.fabrics import Bridge, Fabric, Fault, FaultKind, ReportedPath
 from tests.sim.made import complete, faulty, tree
 
@@ -20,13 +20,13 @@ SWITCHES = (
 
 
 def label(fabric: Fabric, a: int, b: int) -> str:
-    return next(path.label for path in labels.paths(fabric) if path.devices == (a, b))
+    return next(path.label for path in network.paths(fabric) if path.devices == (a, b))
 
 
 @pytest.mark.parametrize("name", ["dgx-1v", "titan-rtx-nv2"])
 def test_labels_equal_the_published_matrix(name: str) -> None:
     published = nvidia_smi.read_topology(TOPOLOGIES / f"{name}.txt").labels
-    label_of = {path.devices: path.label for path in labels.paths(fabrics.load(name))}
+    label_of = {path.devices: path.label for path in network.paths(fabrics.load(name))}
     assert label_of == {(a, b): published[a][b] for a, b in label_of}
 
 
@@ -58,13 +58,13 @@ def test_pcie_labels_mean_what_nvidia_smi_says(title: str, bridge_of_gpu: tuple[
 )
 def test_faults_of_nvlinks_show_in_the_labels(title: str, fault: Fault | None, expected: tuple[object, ...]) -> None:
     fabric = complete(3, links=2)
-    path = labels.paths(faulty(fabric, fault) if fault else fabric)[0]
+    path = network.paths(faulty(fabric, fault) if fault else fabric)[0]
     assert (path.label, path.nvlinks, path.tool_label, path.theory_gbs) == expected, title
 
 
 def test_a_file_may_say_what_the_tools_tell() -> None:
     telling = ReportedPath((1, 0), label="PIX", tool_label="SYS", tool_peer_access=PeerStatus.GNS, cuda_peers=False)
-    (path,) = labels.paths(replace(tree(("root0", "root0")), labels=(telling,)))
+    (path,) = network.paths(replace(tree(("root0", "root0")), labels=(telling,)))
     assert (path.label, path.tool_label, path.tool_peer_access, path.cuda_peers) == (
         "PIX",
         "SYS",
@@ -81,7 +81,7 @@ def test_health_tells_of_throttling_other_jobs_and_pcie() -> None:
         Fault(FaultKind.FOREIGN_LOAD, (1,), factor=0.5),
         Fault(FaultKind.PCIE_DEGRADED, (2,), generation=3, width=8),
     )
-    throttled, shared, degraded = labels.health(fabric)
+    throttled, shared, degraded = network.health(fabric)
     assert throttled.throttle == ("HW slowdown",)
     assert (shared.processes, shared.utilization, shared.throttle) == (1, 100, ())
     assert (degraded.pcie_generation, degraded.pcie_width, degraded.processes) == (3, 8, 0)
@@ -89,5 +89,5 @@ def test_health_tells_of_throttling_other_jobs_and_pcie() -> None:
 
 def test_no_device_could_be_taken_for_a_real_one() -> None:
     assert all(
-        device.uuid.startswith("SIM-") for name in fabrics.names() for device in labels.devices(fabrics.load(name))
+        device.uuid.startswith("SIM-") for name in fabrics.names() for device in network.devices(fabrics.load(name))
     )

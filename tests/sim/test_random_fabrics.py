@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from collbench.sim import fabrics, labels
+from collbench.sim import fabrics, network
 from collbench.sim.fabrics import Fabric
 from tests.sim import random_fabrics
 from tests.sim.made import fabric_text
@@ -21,6 +21,6 @@ def test_they_are_valid_and_of_4_to_16_gpus() -> None:
 
 def test_all_families_and_labels_occur_with_and_without_a_slow_part() -> None:
     assert {family(fabric) for fabric in MADE} == {"switch", "bundles", "pcie"}
-    all_labels = {path.label for fabric in MADE for path in labels.paths(fabric)}
+    all_labels = {path.label for fabric in MADE for path in network.paths(fabric)}
     assert all_labels >= {"NV1", "NV2", "NV4", "NV12", "NV18", "PIX", "PHB", "SYS"}
     assert 0.2 < sum(bool(fabric.faults) for fabric in MADE) / len(MADE) < 0.5

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 
 from collbench.model.errors import UsageError, did_you_mean
-from collbench.model.ranges import Amount, Ordinal, Positive
+from collbench.model.values import Amount, Ordinal, Positive
 from collbench.runfile.codec import FileFormat, build, plain
 
 

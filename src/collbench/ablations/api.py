@@ -10,13 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from collbench import torchrun
 from collbench.ablations import ablation as ablations
 from collbench.ablations import experiment as experiments
 from collbench.ablations.ablation import Ablation, Arm, ArmChange, Measure
 from collbench.ablations.child import compile_pattern
 from collbench.api import SILENT, Notices, training
 from collbench.api.training import TrainRequest
-from collbench.launch import torchrun
 from collbench.machine import visible_devices
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present

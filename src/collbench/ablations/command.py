@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from collbench import torchrun
 from collbench.ablations import api, experiment
 from collbench.ablations.ablation import dumps, load
 from collbench.ablations.experiment import Reporter
@@ -22,10 +23,9 @@ from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, is_json, json_option, say, show_answer, show_page
 from collbench.cli.train import ScriptCommand, train, train_request
-from collbench.launch import torchrun
 from collbench.model.errors import Interrupted, UsageError
-from collbench.model.printable import one_line
 from collbench.model.units import parse_budget, parse_precision
+from collbench.model.values import one_line
 
 # A line that changes more often cannot be read.
 _SECONDS_BETWEEN_LINES = 0.2

@@ -23,9 +23,9 @@ class Topology(NamedTuple):
 
     def __repr__(self) -> str:
         """Return one line, for people."""
-        labels = counted(sorted(path.label for path in self.paths))
+        network = counted(sorted(path.label for path in self.paths))
         where = f", simulated {self.fabric}" if self.fabric else ""
-        return f"<Topology of {counted(device.name for device in self.devices)}{where}: {labels or 'no paths'}>"
+        return f"<Topology of {counted(device.name for device in self.devices)}{where}: {network or 'no paths'}>"
 
 
 def topo(
@@ -50,10 +50,10 @@ def topo(
         return Topology(*nvidia_smi.facts(nvidia_smi.read_topology(file)))
     if is_simulated(backend):
         from collbench.measurement.backends import factory
-        from collbench.sim import labels
+        from collbench.sim import network
 
         present = factory.simulated(fabric)
-        return Topology(labels.devices(present), labels.paths(present), SIM.name, present.name)
+        return Topology(network.devices(present), network.paths(present), SIM.name, present.name)
     keywords.check_fabric(backend, fabric)
     if backend in BACKENDS and BACKENDS[backend].cores:
         from collbench.machine import numa

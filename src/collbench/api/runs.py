@@ -14,9 +14,9 @@ from collbench import annexes, untrusted
 from collbench.api import SILENT, Notices, keywords
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
-from collbench.model.printable import one_line
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
+from collbench.model.values import one_line
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.saved_runs import SavedRun
 

@@ -15,9 +15,9 @@ from collbench.machine.device_arguments import variables
 from collbench.machine.labels import labels_within
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError, near
 from collbench.model.operations import Operation, Variant
-from collbench.model.printable import one_line
 from collbench.model.run import Device
 from collbench.model.units import parse_size
+from collbench.model.values import one_line
 
 # What a large gradient bucket of DDP comes to after a few of its 25 MiB ones; large enough that bandwidth decides.
 DEFAULT_SIZE = "64M"

@@ -8,18 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 
+from collbench import torchrun
 from collbench.api import SILENT, Notices, by_run
 from collbench.api.selecting import ChoiceRequest
 from collbench.choose.choice import against
 from collbench.judge.outcome import outcome
-from collbench.launch import torchrun
-from collbench.launch.torchrun import Script
 from collbench.machine import visible_devices
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.run import Device, device_sets
+from collbench.torchrun import Script
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from enum import StrEnum
 
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
-from collbench.model.printable import one_line
 from collbench.model.run import Device, Members, device_sets
 from collbench.model.units import amount, figure, fixed, span, verb
+from collbench.model.values import one_line
 
 
 class How(StrEnum):

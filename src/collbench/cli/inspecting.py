@@ -9,7 +9,7 @@ from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, echo_sentence, is_json, json_option, prose_width
 from collbench.model.errors import UsageError
-from collbench.report.prose import NARROW
+from collbench.model.units import NARROW
 from collbench.report.text.topology import explain_pair, render_topology
 
 

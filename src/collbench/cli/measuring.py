@@ -22,9 +22,9 @@ from collbench.judge.outcome import timed_points
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, ExitStatus, Interrupted
-from collbench.model.printable import one_line
 from collbench.model.run import CommandKind
 from collbench.model.units import amount, parse_budget, parse_precision, verb
+from collbench.model.values import one_line
 from collbench.runfile import run_file, saved_runs
 
 if TYPE_CHECKING:

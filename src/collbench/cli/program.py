@@ -20,7 +20,7 @@ from collbench import annexes
 from collbench.machine.launchers import find_launch
 from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, UsageError, did_you_mean, nearest
 from collbench.model.operations import COLLECTIVES
-from collbench.model.printable import one_line
+from collbench.model.values import one_line
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -27,9 +27,9 @@ from collbench.cli.terminal import (
 )
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError
-from collbench.model.printable import one_line, printable
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
+from collbench.model.values import one_line, printable
 from collbench.report.sections import section
 from collbench.runfile import atomic_write
 from collbench.runfile.codec import document, plain

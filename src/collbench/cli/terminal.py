@@ -14,8 +14,8 @@ import click
 
 from collbench.api import Notices
 from collbench.cli.program import lost, send_nowhere, unwritten
-from collbench.model.printable import one_line, printable
-from collbench.report.prose import WIDE, filled
+from collbench.model.units import WIDE, filled
+from collbench.model.values import one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

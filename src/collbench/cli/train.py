@@ -10,15 +10,15 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from collbench import torchrun
 from collbench.api.keywords import fields_of
 from collbench.api.training import TrainRequest, prepare
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, say
-from collbench.launch import torchrun
-from collbench.launch.torchrun import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, passed_on
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError, near
+from collbench.torchrun import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, passed_on
 
 # Like argparse, and therefore torchrun, we take "-1" for a value and "-x" for an option.
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")

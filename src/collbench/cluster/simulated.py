@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.model.errors import RunFileError, UsageError, did_you_mean
-from collbench.model.printable import cleaned
-from collbench.model.ranges import Count, Ordinal, Range
 from collbench.model.run import Pair
+from collbench.model.values import Count, Ordinal, Range, cleaned
 from collbench.runfile.codec import build, json_fault
 
 _Array = NDArray[np.float64]

@@ -21,9 +21,9 @@ from collbench.jobs.job import JOB, Ending, Job, check_sent_again
 from collbench.machine import visible_devices
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError
-from collbench.model.printable import one_line
 from collbench.model.run import Run
 from collbench.model.units import amount, counted, verb
+from collbench.model.values import one_line
 from collbench.runfile import atomic_write
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from collbench.jobs.job import JOB, Job, StepSource
 from collbench.jobs.predict.network import BYTES, MAX_LAYERS, STRATEGIES, Step, parse_parameters
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import ExitStatus, UsageError
-from collbench.model.printable import one_line
 from collbench.model.units import amount
+from collbench.model.values import one_line
 from collbench.runfile import run_file, saved_runs
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collbench.cli.terminal import show_answer
 from collbench.jobs import job_file
 from collbench.jobs.job import JOB
 from collbench.model.errors import UsageError
-from collbench.model.printable import one_line
+from collbench.model.values import one_line
 from collbench.runfile.codec import document
 
 NAME, CALL, OPTIONS = "a recorded job", "collbench.load_job({!r})", ("rank", "against")

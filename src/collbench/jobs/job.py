@@ -16,8 +16,8 @@ from typing import Annotated
 
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.model.ranges import Count, Micros, Ordinal, Range
 from collbench.model.units import amount
+from collbench.model.values import Count, Micros, Ordinal, Range
 
 JOB = "collbench-job"  # the format of its file
 MICRO = 1e-6  # seconds in a µs: a job's times are µs

@@ -12,9 +12,9 @@ from rich.text import Text
 from collbench.jobs.calls import LateRank, RankRow, Report, Row, busbw_gbs
 from collbench.jobs.exposed import Exposure
 from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, StepSource, Unknown
-from collbench.model.printable import one_line
 from collbench.model.run import tags
 from collbench.model.units import amount, capped, figure, fixed, format_message_size
+from collbench.model.values import one_line
 from collbench.report.text.layout import Block, Lines, Table, both, more, only, prose, short, table, whole
 from collbench.runfile.codec import picked, plain
 

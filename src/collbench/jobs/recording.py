@@ -16,7 +16,7 @@ from collbench import untrusted
 from collbench.ablations import ended_with_us
 from collbench.jobs.marks import FOLDER, STEP_RANGE
 from collbench.model.errors import MachineError, UsageError
-from collbench.model.printable import one_line
+from collbench.model.values import one_line
 
 _GPU_TIMES = "COLLBENCH_RECORD_GPU_TIMES"
 _PLUGIN = "NCCL_PROFILER_PLUGIN"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from collbench import untrusted
 from collbench.jobs.job import MAX_RANKS
-from collbench.model.printable import one_line
+from collbench.model.values import one_line
 
 MAGIC, VERSION = b"CBSTREAM", 5
 

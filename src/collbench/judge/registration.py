@@ -16,9 +16,9 @@ from collbench.judge.tails import Tails, tails
 from collbench.judge.tiers import tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration, Variant
-from collbench.model.ranges import Positive, Several
 from collbench.model.run import Measurement, Run
 from collbench.model.units import grouped
+from collbench.model.values import Positive, Several
 from collbench.runfile.codec import build
 
 

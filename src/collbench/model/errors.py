@@ -13,7 +13,7 @@ from enum import IntEnum, StrEnum
 from typing import Self
 
 from collbench.model.operations import Work
-from collbench.model.ranges import Count, Ordinal, Whole
+from collbench.model.values import Count, Ordinal, Whole
 
 
 class FailureKind(StrEnum):

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from collbench.model.errors import Failure, FailureKind, WrongData
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
-from collbench.model.ranges import Amount, Count, Ordinal, Positive, Seed, Whole
 from collbench.model.skew import Blocks, Skew, blocks_of
 from collbench.model.units import amount, counted, format_size
+from collbench.model.values import Amount, Count, Ordinal, Positive, Seed, Whole
 
 # The phase before a sweep, in which communicators are made; it is not part of the sweep's seconds.
 NCCL_START = "NCCL start"

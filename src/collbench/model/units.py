@@ -1,4 +1,4 @@
-"""Message sizes, element types, figures and lists in sentences: parsing, printing, and where seconds become GB/s.
+"""Message sizes, element types, figures, lists in sentences: parsing, printing, wrapping, and seconds become GB/s.
 
 Sizes are binary (1K = 1024 B) and rates decimal (1 GB/s = 1e9 B/s), as nccl-tests has them.
 """
@@ -6,6 +6,7 @@ Sizes are binary (1K = 1024 B) and rates decimal (1 GB/s = 1e9 B/s), as nccl-tes
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
@@ -311,3 +312,23 @@ def parse_duration(text: str) -> timedelta:
     if not duration:
         raise UsageError(f"duration '{text}' is zero, and every saved run is older: write --fresh to ignore them")
     return duration
+
+
+# Sentences wrapped to a width.
+
+
+WIDE = 100  # columns, where no terminal says fewer
+NARROW = 80  # columns of a page that does not ask the terminal
+NAME_WIDE = 10  # columns of the name before a sentence: "typical   a pair reaches …"
+
+
+def filled(text: str, width: int, first: str = "", rest: str = "") -> str:
+    """Return the text in lines that begin with `first`, then `rest`; a word longer than a line stays whole."""
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def named(line: str, width: int, hang: int = NAME_WIDE) -> str:
+    """Return a line of name and sentence wrapped to `width`, further lines below the sentence, which is at `hang`."""
+    return filled(line[hang:], width, line[:hang], " " * hang) or line  # a name alone, such as "GPU0, GPU1"

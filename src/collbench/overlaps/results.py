@@ -8,8 +8,8 @@ from enum import StrEnum
 
 from collbench.model.errors import Failure, UsageError
 from collbench.model.operations import Work
-from collbench.model.ranges import Count, Ordinal, Positive
 from collbench.model.run import Flag, Result, Run, Trial
+from collbench.model.values import Count, Ordinal, Positive
 
 
 class ComputeKind(StrEnum):

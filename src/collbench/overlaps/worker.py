@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from collbench.measurement.backends.torch_collectives import Elements, Message, call_of, layout_of, takes_one_buffer
-from collbench.measurement.backends.torch_rank import run
+from collbench.measurement.backends.torch_rank import Elements, Message, call_of, layout_of, run, takes_one_buffer
 from collbench.model.units import DTYPE_BYTES
 from collbench.overlaps.protocol import DTYPE, LAUNCHES_AHEAD, Load, RankTimes
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from collbench.model.printable import one_line
+from collbench.model.values import one_line
 from collbench.preflight.findings import Finding, Level
 from collbench.report.text.layout import Page, Prose, prose
 from collbench.runfile.codec import document, plain

@@ -16,8 +16,9 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from collbench.machine import lifeline, variables
+from collbench.machine import variables
 from collbench.machine.launchers import LaunchEnvironment
+from collbench.measurement.backends import child_process
 from collbench.measurement.backends.protocol import BackendFacts, Call, Opened
 from collbench.measurement.plan import Request, check_registrations
 from collbench.model.capabilities import capabilities
@@ -395,7 +396,7 @@ def join(
     except BaseException:
         rank_worker.close()
         raise
-    lifeline.leave_signals_to_parent()  # from here on the ranks reach rank 0 directly
+    child_process.leave_signals_to_parent()  # from here on the ranks reach rank 0 directly
     if not serve(connection.to_rank_0(peer), rank_worker):
         raise BackendError(f"rank {launch.rank} stops: rank 0 is gone, and its output says why")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from collbench.report.prose import NAME_WIDE, WIDE, filled, named
+from collbench.model.units import NAME_WIDE, WIDE, filled, named
 from collbench.report.text.layout import Figures, Found, Legend, Lines, Page, Prose, Table, shown
 
 

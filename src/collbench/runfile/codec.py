@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 from collbench import annexes, untrusted
 from collbench.model.errors import RunFileError
-from collbench.model.printable import cleaned
-from collbench.model.ranges import FINITE, Range
+from collbench.model.values import FINITE, Range, cleaned
 
 _T = TypeVar("_T")
 

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 
 from collbench.machine.labels import is_label
 from collbench.model.errors import RunFileError, UsageError, did_you_mean
-from collbench.model.ranges import Range
 from collbench.model.run import Health, PeerStatus
+from collbench.model.values import Range
 from collbench.runfile.codec import FileFormat, build
 
 # The parts of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).

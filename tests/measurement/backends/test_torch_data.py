@@ -14,7 +14,7 @@ from collbench.model.units import DTYPE_BYTES
 if TYPE_CHECKING:
     import torch
 
-    from collbench.measurement.backends.torch_collectives import Message
+    from collbench.measurement.backends.torch_rank import Message
 
 pytestmark = [
     pytest.mark.usefixtures("loaded_torch"),
@@ -35,7 +35,7 @@ def messages(
     """Return what each rank puts into a collective of so many elements, filled for the first time."""
     import torch
 
-    from collbench.measurement.backends.torch_collectives import Elements, Message, layout_of
+    from collbench.measurement.backends.torch_rank import Elements, Message, layout_of
 
     torch.set_num_threads(1)  # as the ranks: on busy cores its threads wait for each other at full speed
     kind, made = Elements(dtype, redop if operation.reduces else "", ranks), []
@@ -81,7 +81,7 @@ def test_expected_results_are_torchs_own_and_one_wrong_element_is_seen(
 ) -> None:
     import torch
 
-    from collbench.measurement.backends.torch_collectives import _CORE_WINDOW
+    from collbench.measurement.backends.torch_rank import _CORE_WINDOW
 
     count = windows * _CORE_WINDOW + extra_elements
     ranks = messages(Operation.ALLREDUCE, 3, count, dtype, redop)
@@ -206,7 +206,7 @@ def test_a_sum_in_place_that_is_repeated_is_compared_where_it_is_exact(
 def test_only_what_has_one_right_result_is_compared(dtype: str, redop: str, ranks: int, exact: bool) -> None:
     import torch
 
-    from collbench.measurement.backends.torch_collectives import values_of
+    from collbench.measurement.backends.torch_rank import values_of
 
     values = values_of(dtype, redop, ranks)
     assert bool(values) is exact

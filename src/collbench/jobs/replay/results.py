@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from collbench.model.errors import Failure
-from collbench.model.ranges import Amount, Count, Ordinal, Positive
 from collbench.model.run import Flag, Result, Run, Trial
+from collbench.model.values import Amount, Count, Ordinal, Positive
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,16 @@ from torch.profiler import ProfilerActivity, profile
 
 from collbench.jobs.job import PointToPoint
 from collbench.jobs.replay.schedule import Post, ReplayLoad, ReplayTimes, Schedule, Unit
-from collbench.measurement.backends.torch_collectives import (
+from collbench.measurement.backends.torch_rank import (
     Elements,
     Message,
     RankLayout,
     Segment,
     call_of,
     layout_of,
+    run,
     takes_one_buffer,
 )
-from collbench.measurement.backends.torch_rank import run
 from collbench.model.errors import MachineError
 from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES

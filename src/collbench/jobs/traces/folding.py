@@ -17,7 +17,7 @@ from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Library, Phase
 from collbench.jobs.repeats import Folded, Times
 from collbench.jobs.traces.trace import Trace, TracedCall
 from collbench.model.errors import UsageError
-from collbench.model.printable import one_line
+from collbench.model.values import one_line
 
 
 def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:

@@ -17,7 +17,7 @@ from collbench.jobs.traces.kineto import KinetoReader
 from collbench.jobs.traces.torch_traces import ExecutionTraceReader, FlightRecorderReader
 from collbench.jobs.traces.trace import Trace
 from collbench.model.errors import RunFileError
-from collbench.model.printable import one_line
+from collbench.model.values import one_line
 
 
 @dataclass(frozen=True, slots=True)

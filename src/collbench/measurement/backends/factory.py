@@ -218,11 +218,11 @@ def _loaded(name: str, _identity: tuple[int, ...] | None) -> Fabric:
 
 def look_simulated(fabric: str | None) -> Present:
     """Return the GPUs of a machine to simulate, and their state. Raises UsageError."""
-    from collbench.sim import labels
+    from collbench.sim import network
 
     machine = simulated(fabric)
-    devices = labels.devices(machine)
-    states = {device.uuid: state for device, state in zip(devices, labels.health(machine), strict=True)}
+    devices = network.devices(machine)
+    states = {device.uuid: state for device, state in zip(devices, network.health(machine), strict=True)}
     return Present(SIM.name, devices, states=states)
 
 
@@ -246,7 +246,7 @@ def simulated_backend(
 ) -> SimBackend:
     """Return the sim backend on the devices of a fabric that are `chosen` of those that `wanted` names."""
     from collbench.measurement.backends.sim import SimBackend
-    from collbench.sim.labels import devices
+    from collbench.sim.network import devices
 
     every = devices(fabric)
     devices_taken = chosen(choose_devices(every, wanted, fewest, simulated=True))

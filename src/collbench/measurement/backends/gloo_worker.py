@@ -11,15 +11,15 @@ import torch
 import torch.distributed as dist
 
 from collbench.measurement.backends.protocol import Step, Timing
-from collbench.measurement.backends.torch_collectives import (
+from collbench.measurement.backends.torch_rank import (
     Blocks,
     Elements,
     Message,
     call_of,
     layout_of,
+    run,
     takes_one_buffer,
 )
-from collbench.measurement.backends.torch_rank import run
 from collbench.model.errors import DataCorruption, WrongData
 from collbench.model.operations import Variant
 from collbench.model.units import DTYPE_BYTES

@@ -21,7 +21,7 @@ from collbench.model.errors import Cause, DataCorruption, Failure, FailureKind, 
 from collbench.model.operations import Buffer, Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, RankLaunches, Refusal
 from collbench.model.skew import across
-from collbench.sim import labels
+from collbench.sim import network
 from collbench.sim.collectives import Messages, truth_of
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from collbench.sim.network import Medium, Transfer, network_of, route_of, shared_rates
@@ -84,9 +84,9 @@ class SimBackend(Backend):
     def __init__(self, fabric: Fabric, seed: int, gpus: Sequence[int] | None = None) -> None:
         self._fabric, self._network, self._truth = fabric, network_of(fabric), truth_of(fabric)
         self._gpus = tuple(range(len(fabric.gpus)) if gpus is None else gpus)
-        known = labels.devices(fabric)
+        known = network.devices(fabric)
         self._devices = tuple(known[gpu] for gpu in self._gpus)
-        state = labels.health(fabric)
+        state = network.health(fabric)
         self._health = tuple(state[gpu] for gpu in self._gpus)
         self._flags = tuple(
             tuple(wrong(position, health.throttle, health.temperature, health.processes))
@@ -116,7 +116,7 @@ class SimBackend(Backend):
 
     def paths(self) -> tuple[Path, ...]:
         """Return the paths between the positions as the simulated tools report them."""
-        by_pair = {frozenset(path.devices): path for path in labels.paths(self._fabric)}
+        by_pair = {frozenset(path.devices): path for path in network.paths(self._fabric)}
         pairs = combinations(range(len(self._gpus)), 2)
         return tuple(replace(by_pair[frozenset((self._gpus[i], self._gpus[j]))], devices=(i, j)) for i, j in pairs)
 

@@ -25,7 +25,7 @@ import time
 from functools import partial
 from multiprocessing.connection import Connection
 
-from collbench.machine import lifeline
+from collbench.measurement.backends import child_process
 from collbench.measurement.backends.child_process import Background
 from collbench.measurement.backends.protocol import (
     Backend,
@@ -162,8 +162,8 @@ def _await_the_end(pipe: Connection[Reply, Call]) -> None:
 
 def run(descriptor: int, source: CudaSource, timeout_s: float = _NCCL_TIMEOUT_S) -> None:
     """Serve the pipe at `descriptor`, and end the process with it. Copies wait `timeout_s` seconds for NCCL."""
-    lifeline.leave_signals_to_parent()
-    lifeline.die_with_parent(descriptor)  # one that hangs in the driver never sees its pipe close
+    child_process.leave_signals_to_parent()
+    child_process.die_with_parent(descriptor)  # one that hangs in the driver never sees its pipe close
     pipe: Connection[Reply, Call] = Connection(descriptor)
     with suppress(BrokenPipeError):  # the parent left without its answer
         _serve(pipe, _Worker(pipe, source, timeout_s))

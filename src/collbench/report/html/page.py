@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from collbench.report.prose import NAME_WIDE
+from collbench.model.units import NAME_WIDE
 from collbench.report.text.layout import Found, Lines, Part, Table
 
 _STYLES = ("base.css", "parts.css", "map.css", "print.css")

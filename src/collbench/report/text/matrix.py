@@ -13,8 +13,7 @@ from collbench.judge.stats import summarize
 from collbench.judge.tiers import Ranking, Relation, kind_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Members, Run
-from collbench.model.units import TELLING_BYTES, amount, figure, format_size, grouped, span
-from collbench.report.prose import NARROW
+from collbench.model.units import NARROW, TELLING_BYTES, amount, figure, format_size, grouped, span
 from collbench.report.text.frame import device_names, sim
 from collbench.report.text.layout import Figures, Legend, Lines, Part
 

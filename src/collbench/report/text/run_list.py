@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from collbench.model.errors import ExitStatus
-from collbench.model.printable import one_line
+from collbench.model.values import one_line
 from collbench.report.text.layout import Lines, Page, table
 
 if TYPE_CHECKING:

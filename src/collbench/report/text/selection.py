@@ -6,8 +6,20 @@ from collections.abc import Iterator
 
 from collbench.choose.choice import Selection
 from collbench.model.operations import Operation
-from collbench.model.units import DELTA, TELLING_BYTES, amount, capped, columns, figure, fixed, format_size, span, verb
-from collbench.report.prose import filled, named
+from collbench.model.units import (
+    DELTA,
+    TELLING_BYTES,
+    amount,
+    capped,
+    columns,
+    figure,
+    filled,
+    fixed,
+    format_size,
+    named,
+    span,
+    verb,
+)
 
 # On the short page.
 _FEW_FINALISTS, _FEW_LEFT_OUT = 4, 8

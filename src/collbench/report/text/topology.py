@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from collbench.machine import labels
 from collbench.model.run import Device, Path, PeerReadWrite, PeerStatus
-from collbench.model.units import amount, columns, fixed
-from collbench.report.prose import NARROW, filled
+from collbench.model.units import NARROW, amount, columns, filled, fixed
 
 # How a PCIe path runs, after "GPU0 and GPU1 meet …" and "the path would run …".
 _ROUTES = {

@@ -18,10 +18,10 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 # Stands in for the cli: argv is the backend, the devices as JSON, then the arguments of `collbench train`.
 DRIVER = """
 import json, os, sys
-from collbench.launch import torchrun
+from collbench import torchrun
 from collbench.cli.calls import context_of
 from collbench.cli.train import train_request
-from collbench.launch.torchrun import for_devices
+from collbench.torchrun import for_devices
 from collbench.model.run import Device
 backend, devices = sys.argv[1], [Device(i, u, "") for i, u in json.loads(sys.argv[2])]
 arguments = train_request(context_of("train", sys.argv[3:]).params).script
@@ -128,7 +128,7 @@ def wait_for(folder: Path, pattern: str, count: int, training: subprocess.Popen[
 
 def test_the_exec_keeps_output_process_id_and_exit_status() -> None:
     code = (
-        "import os; from collbench.launch.torchrun import execute; print(os.getpid());"
+        "import os; from collbench.torchrun import execute; print(os.getpid());"
         "execute(['sh', '-c', 'echo $$ $A; exit 7'], {**os.environ, 'A': 'b'})"
     )
     buffered = environment_without("PYTHONUNBUFFERED")

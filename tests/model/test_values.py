@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.model.printable import cleaned, one_line, printable
+from collbench.model.values import cleaned, one_line, printable
 
 # What terminals obey [ECMA-48; Unicode Standard Annex 9, table 1; xterm's control sequences: C1 as single bytes].
 OBEYED = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))]

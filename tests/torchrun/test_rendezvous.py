@@ -6,10 +6,10 @@ import shlex
 
 import pytest
 
-from collbench.launch import torchrun
+from collbench import torchrun
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
-from tests.launch.made import script
+from tests.torchrun.made import script
 
 ENDPOINT = "--rdzv-endpoint node0:29500"
 # One task on each of four nodes, this one on the third [srun(1), OUTPUT ENVIRONMENT VARIABLES].

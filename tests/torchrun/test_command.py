@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collbench import torchrun
 from collbench.api.training import Chosen
 from collbench.choose.choice import QUICK_PROBE, saved_run
-from collbench.launch import torchrun
-from collbench.launch.torchrun import for_devices, shell_line
 from collbench.measurement.backends.factory import Present
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Device
-from tests.launch.made import script
+from collbench.torchrun import for_devices, shell_line
+from tests.torchrun.made import script
 
 GPUS = (Device(3, "GPU-aaaa", "H200"), Device(0, "GPU-bbbb", "H200"))
 CORES = (Device(2, "CPU-2", "CPU"), Device(5, "CPU-5", "CPU"))
@@ -200,7 +200,7 @@ def test_a_program_that_cannot_start_is_one_line_and_not_torchruns_traceback(
 
 
 def test_a_machine_without_torch_learns_how_to_install_it(tmp_path: Path) -> None:
-    code = f"import sys; sys.path[:0] = {sys.path!r}\nfrom collbench.launch.torchrun import find_torch\n"
+    code = f"import sys; sys.path[:0] = {sys.path!r}\nfrom collbench.torchrun import find_torch\n"
     bare = f"{code}sys.path[:] = [{str(tmp_path)!r}]\nimport collbench.model.errors\n"
     bare += "try: find_torch()\nexcept collbench.model.errors.MachineError as error: print(error)"
     shown = subprocess.run([sys.executable, "-S", "-c", bare], capture_output=True, text=True, check=True).stdout

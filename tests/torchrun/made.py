@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from collbench.cli.calls import context_of
 from collbench.cli.train import train_request
-from collbench.launch.torchrun import Script
+from collbench.torchrun import Script
 
 
 def script(words: Sequence[str]) -> Script:
