@@ -30,7 +30,7 @@ _ROWS: dict[str, dict[str, Any]] = {
     },
     "p2p": {
         "needs": ("preflight",),
-        "hooks": {"p2p": "p2p.hooks"},
+        "hooks": {"p2p": "p2p.examine"},
     },
     "overlaps": {
         "commands": {"overlap": "Time a collective while the GPUs compute, as in training."},

@@ -16,8 +16,7 @@ from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
 from collbench.overlaps.command import request_of
 from collbench.overlaps.measure import OverlapOpened
-from collbench.overlaps.protocol import OPERATIONS
-from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority, overlaps_of
+from collbench.overlaps.results import OPERATIONS, Compute, ComputeKind, Overlap, Priority, overlaps_of
 from collbench.overlaps.section import summarize
 from collbench.runfile import run_file
 from tests.cli.program import collbench

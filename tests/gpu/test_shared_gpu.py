@@ -18,8 +18,7 @@ from collbench.jobs.replay.schedule import ReplayLoad, schedule_of
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.run import Run
 from collbench.overlaps.measure import OverlapWorld
-from collbench.overlaps.protocol import Load
-from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority
+from collbench.overlaps.results import Compute, ComputeKind, Load, Overlap, Priority
 from collbench.runfile import run_file
 from tests.gpu.machine import need_gpus
 from tests.jobs.replay.made import data_parallel, job_of

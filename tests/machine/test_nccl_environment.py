@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from collbench.machine.nccl import configured
-from collbench.ranks.host import host_identity
+from collbench.ranks.rank_worker import host_identity
 from tests.machine.roots import put
 
 
@@ -74,7 +74,7 @@ def test_nccl_hostid_may_stand_in_nccls_files(tmp_path: Path) -> None:
 
 
 def test_processes_of_this_machine_share_its_host() -> None:
-    program = "import os; from collbench.ranks.host import host_identity; print(host_identity(os.environ))"
+    program = "import os; from collbench.ranks.rank_worker import host_identity; print(host_identity(os.environ))"
     outputs = {
         subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=variables

@@ -25,8 +25,7 @@ from collbench.overlaps.measure import (
     moments,
     planned,
 )
-from collbench.overlaps.protocol import Load, RankTimes
-from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority, overlaps_of
+from collbench.overlaps.results import Compute, ComputeKind, Load, Overlap, Priority, RankTimes, overlaps_of
 from collbench.overlaps.section import summarize
 
 CALL, UNIT = 1e-3, 2e-3

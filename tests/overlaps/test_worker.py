@@ -21,8 +21,7 @@ from collbench.measurement.backends import factory
 from collbench.model.errors import BackendError, Cause, FailureKind, MachineError
 from collbench.model.operations import Operation, Work
 from collbench.overlaps.measure import OverlapWorld, SimOverlap, overlapped, unit_seconds
-from collbench.overlaps.protocol import OPERATIONS, Load
-from collbench.overlaps.results import Compute, ComputeKind, Overlap
+from collbench.overlaps.results import OPERATIONS, Compute, ComputeKind, Load, Overlap
 
 GEMM, COPY = Compute(ComputeKind.GEMM, 64), Compute(ComputeKind.MEMORY, 1)
 CONCURRENT = Load(collective_chunks=3, calls=2, compute_chunks=4, units=1, delay_s=0.0)

@@ -47,7 +47,7 @@ def test_verdicts_are_printed_where_p2p_cannot_be_examined(program: Program, mon
     def lost(*_: object, **__: object) -> None:
         raise MachineError("NVML: GPU is lost")
 
-    monkeypatch.setattr("collbench.p2p.hooks.examine", lost)
+    monkeypatch.setattr("collbench.p2p.examine.examine", lost)
     status, page, notices = simulated(program, None)
     assert status == 1
     assert "agree     28 of 28 pairs: NV18" in page

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.p2p.nccl_transports import parsed
+from collbench.p2p.examine import parsed
 
 
 @pytest.mark.parametrize(

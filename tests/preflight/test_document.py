@@ -9,9 +9,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from collbench.preflight.command import dumps, page, summary
 from collbench.preflight.findings import Finding, Level, MachineFacts, Space, Topic, status
 from collbench.preflight.judge import judge
-from collbench.preflight.page import dumps, page, summary
 from tests.preflight.described import gpu, machine
 from tests.report.pages import shows, text
 

@@ -18,8 +18,7 @@ from collbench.cli.terminal import NOTICES
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.overlaps.protocol import OPERATIONS
-from collbench.overlaps.results import Compute, ComputeKind, Priority, parse_compute
+from collbench.overlaps.results import OPERATIONS, Compute, ComputeKind, Priority, parse_compute
 
 if TYPE_CHECKING:
     from collbench.api.runs import MeasuredRun

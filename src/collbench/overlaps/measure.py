@@ -30,8 +30,18 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
-from collbench.overlaps.protocol import DTYPE, QUEUE_ENTRIES, Load, RankTimes
-from collbench.overlaps.results import NAME, Compute, ComputeKind, Overlap, OverlapTrial, Priority
+from collbench.overlaps.results import (
+    DTYPE,
+    NAME,
+    QUEUE_ENTRIES,
+    Compute,
+    ComputeKind,
+    Load,
+    Overlap,
+    OverlapTrial,
+    Priority,
+    RankTimes,
+)
 from collbench.overlaps.workers import OpenWorkers, TorchWorld, WorkersRequest, open_worlds
 from collbench.sim.fabrics import Fabric
 

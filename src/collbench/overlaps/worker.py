@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 from collbench.measurement.backends.torch_rank import Elements, Message, call_of, layout_of, run, takes_one_buffer
 from collbench.model.units import DTYPE_BYTES
-from collbench.overlaps.protocol import DTYPE, LAUNCHES_AHEAD, Load, RankTimes
-from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority
+from collbench.overlaps.results import DTYPE, LAUNCHES_AHEAD, Compute, ComputeKind, Load, Overlap, Priority, RankTimes
 from collbench.overlaps.streams import Device, Stream, opened, room, seconds_between
 
 

@@ -2,27 +2,33 @@
 
 Verified messages go over every link: a hang, a crash or wrong data costs that link alone. First one process opens all
 devices, and leaves a link at its first trouble. Each link with trouble then gets a process of its own on its two
-devices, which tries what has not failed yet, and again what had no answer on a busy host. Then the machine is asked for
-causes.
+devices, which tries what has not failed yet, and again what had no answer on a busy host. Then NCCL is asked for the
+transports that it takes, and the machine for causes. The main house finds this module by its row in annexes.py.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from collbench.cli import options
+from collbench.cli.terminal import leaving, show_answer
 from collbench.machine.nvidia_smi import LiveTools, peer_answers
 from collbench.machine.nvml import Nvml, peer_status
 from collbench.machine.variables import refuse
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.child_process import Background
+from collbench.measurement.backends.isolated import OF_PROBES, IsolatedBackend
 from collbench.measurement.backends.protocol import Backend, Open, Step, time_step
 from collbench.model.capabilities import SIM, capabilities
 from collbench.model.errors import (
@@ -32,12 +38,13 @@ from collbench.model.errors import (
     ExitStatus,
     Failure,
     FailureKind,
+    MachineError,
     StepFailed,
     UsageError,
     WrongData,
     failure_of,
 )
-from collbench.model.operations import Work
+from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, PeerStatus, Refusal, Run, SkipKind
 from collbench.p2p import page
 from collbench.p2p.causes import PeerCause, causes
@@ -359,8 +366,6 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Kn
 
 
 def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: Run | None) -> Examined:
-    from collbench.measurement.backends.isolated import OF_PROBES, IsolatedBackend
-    from collbench.p2p.nccl_transports import TransportProbe
     from collbench.preflight import collect  # late: pynvml
 
     refuse()
@@ -449,3 +454,74 @@ def _answers(nvml: Nvml, devices: tuple[Device, ...]) -> dict[Link, dict[str, Pe
         states = {letter: peer_status(gpus[a], gpus[b], number) for number, letter in enumerate(CAPABILITIES)}
         answers[a, b] = {letter: state for letter, state in states.items() if state is not None}
     return answers
+
+
+# Which transport NCCL takes for each link (P2P, SHM, NET), from the debug log of a separate process.
+
+# "Channel 00/1 : 0[0] -> 3[3] via P2P/direct pointer/read", "… via SHM/direct/direct", "… [send] via NET/Socket/0"; the
+# number in brackets is NVML's, or a PCI bus id before 2.16 [NCCL 2.30.7, src/transport].
+_CHANNEL = re.compile(r"Channel [\d/]+ : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[\w+\])? via (\S[^\n]*?)\s*$", re.MULTILINE)
+_SIZE = 2**20
+
+
+def parsed(log: str) -> dict[Link, str]:
+    """Return each link's transport by the ranks in NCCL's log; several are joined."""
+    found: dict[Link, dict[str, None]] = {}
+    for source, destination, transport in _CHANNEL.findall(log):
+        found.setdefault((int(source), int(destination)), {})[transport] = None
+    return {link: ", ".join(transports) for link, transports in found.items()}
+
+
+class TransportProbe:
+    """A process in which NCCL sends a verified all-to-all, which needs every link, and logs its transports."""
+
+    def __init__(self) -> None:
+        """Start the process, and return at once."""
+        self._folder = tempfile.TemporaryDirectory(prefix="collbench-nccl-")
+        # Only this process has NCCL_DEBUG. %p: a process that replaces one that died begins a file of its own.
+        log = {
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,P2P,SHM,NET",
+            "NCCL_DEBUG_FILE": f"{self._folder.name}/nccl.%p",
+        }
+        self._backend = IsolatedBackend(timeouts=OF_PROBES, extra=log)
+        self._backend.start()
+
+    def ask(
+        self, devices: tuple[Device, ...], nccl_path: str | None
+    ) -> tuple[dict[Link, str], Failure | WrongData | None]:
+        """Return each link's transport, and why NCCL did not deliver, None if it did."""
+        trouble: Failure | WrongData | None = None
+        try:
+            self._backend.open(Open(devices, nccl_path, collectives=True))
+            self._backend.reserve(_SIZE)
+            everyone, whole = tuple(range(len(devices))), _SIZE // len(devices) * len(devices)
+            self._backend.time(Step(Work(Operation.ALLTOALL), (everyone,), whole, iterations=2, batches=2))
+        except DataCorruption as error:
+            trouble = error.wrong
+        except CollbenchError as error:
+            trouble = failure_of(error)
+        files = sorted(Path(self._folder.name).iterdir())
+        return parsed("".join(path.read_text(encoding="utf-8", errors="replace") for path in files)), trouble
+
+    def close(self) -> None:
+        """End the process."""
+        self._backend.reap()
+        self._folder.cleanup()
+
+
+# What the main house asks of the map of P2P: check shows it, and select heeds it where no run shows the links.
+
+_OPTIONS = ("map_p2p", "devices", "backend", "fabric", "nccl", "seed", "as_json", "verbose")
+
+
+def show_map(values: Mapping[str, Any]) -> None:
+    """Examine every link by itself, print the map, and leave with its status: `check --map-p2p`."""
+    if others := options.typed_besides(_OPTIONS):
+        raise UsageError(f"--map-p2p measures no run: leave out {', '.join(others)}")
+    backend, reason = factory.resolve(values["backend"])
+    if reason is not None:
+        raise MachineError(f"no GPU to examine: {reason}; --backend sim simulates some")
+    links = examine(values["devices"], backend, values["fabric"], values["nccl"], values["seed"])
+    with leaving(links.status):
+        show_answer(page.page(*links), lambda: page.dumps(*links, links.status))

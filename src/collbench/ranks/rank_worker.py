@@ -1,21 +1,25 @@
-"""The rank side: it has one device (a GPU or a core) and answers rank 0's requests one by one."""
+"""The rank side: it has one device (a GPU or a core) on a host, and answers rank 0's requests one by one."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import re
 import signal
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing.connection import wait
 from typing import Any, cast
 
 from collbench.machine import numa
-from collbench.machine.kernel import available_bytes
+from collbench.machine.kernel import available_bytes, read
 from collbench.machine.launchers import LaunchEnvironment
+from collbench.machine.nccl import configured
 from collbench.machine.nvml import Nvml
 from collbench.measurement.backends.factory import ObservedGpus, here
 from collbench.measurement.backends.host import TIMEOUT_S, check, expected_seconds, start_workers
@@ -25,7 +29,6 @@ from collbench.measurement.backends.torch_process import TorchWorkers
 from collbench.model.errors import BackendError, CollbenchError, MachineError, UsageError
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.ranks.connection import Rank0Connection
-from collbench.ranks.host import host_identity
 from collbench.ranks.messages import Abandon, Alive, BadMessage, Done, Introduction, Leave, Opening, Order, Reply
 from collbench.ranks.ports import read_counted_ports
 from collbench.ranks.store import Store, interface_of, prefix
@@ -365,3 +368,47 @@ def _answer(rank_worker: RankWorker, call: Call) -> Reply:
         return error
     except Exception as error:  # noqa: BLE001  # rank 0 would wait forever; it says which rank met what
         return BackendError(f"{type(error).__name__}: {error}")
+
+
+# Which processes share a host: NCCL compares a hash of one string of each [src/misc/utils.cc, getHostHashOnce].
+
+# What an id must be like to stand for the host in tables and sentences.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}")
+_MAX_BYTES = 1023  # NCCL compares no more of the string
+
+
+@dataclass(frozen=True, slots=True)
+class HostIdentity:
+    """This process's host."""
+
+    name: str  # what people call it
+    key: str  # processes with the same key share a host for NCCL
+    # The same where loopback joins two processes, which the key does not say: NCCL_HOSTID may make several hosts of one
+    # network namespace, or one host of several.
+    network: str
+    boot: str = ""  # the kernel's boot id, "" if unknown
+
+
+def host_identity(environment: Mapping[str, str], root: pathlib.Path = pathlib.Path("/")) -> HostIdentity:
+    """Return the host that NCCL takes this process to be on; `root` holds proc/ and etc/.
+
+    NCCL_HOSTID where it is set, even to nothing, in the environment or in nccl.conf; else host name and boot id.
+    """
+    named, boot = socket.gethostname(), (read(root / "proc/sys/kernel/random/boot_id").split() or [""])[0]
+    host_id = environment.get("NCCL_HOSTID")
+    if host_id is None:
+        host_id = next((value for _, name, value in configured(root, environment) if name == "NCCL_HOSTID"), None)
+    key = os.fsencode(f"{named}{boot}" if host_id is None else host_id)[:_MAX_BYTES]
+    return HostIdentity(
+        name=host_id if host_id is not None and _NAME.fullmatch(host_id) else named,
+        key=os.fsdecode(key),
+        network=f"{boot}/{_network_namespace(root)}",
+        boot=boot,
+    )
+
+
+def _network_namespace(root: pathlib.Path) -> int:
+    try:
+        return (root / "proc/self/ns/net").stat().st_ino
+    except OSError:
+        return 0
