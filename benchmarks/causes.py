@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, permutations
 from unittest.mock import patch
 
-from collbench.machine.visible_devices import NAME
+from collbench.machine.device_names import NAME
 from collbench.measurement.backends import factory
 from collbench.model.errors import Cause, Failure, FailureKind, UsageError, WrongData
 from collbench.model.run import NO_PEERS, Device, Health, Path, PeerStatus, Refusal, SkipKind

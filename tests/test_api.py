@@ -155,8 +155,8 @@ def test_a_driver_that_is_loaded_but_not_started_is_no_obstacle(fakes: Fakes, tm
 
 def test_this_process_starts_no_cuda(fakes: Fakes, tmp_path: Path) -> None:
     saved(tmp_path)
-    code = "import collbench\nfrom collbench.machine import visible_devices\n"
-    code += "collbench.select(2, verify=False)\nprint(visible_devices._cuda_user() or 'none')"
+    code = "import collbench\nfrom collbench.machine import device_names\n"
+    code += "collbench.select(2, verify=False)\nprint(device_names._cuda_user() or 'none')"
     assert python(fakes, code).stdout == "none\n"
 
 
@@ -170,8 +170,8 @@ def test_a_probe_that_fails_raises_with_the_commands_status(fakes: Fakes) -> Non
 
 
 def test_a_probe_leaves_neither_cuda_nor_a_process_behind(fakes: Fakes) -> None:
-    code = "import collbench, os, pathlib\nfrom collbench.machine import visible_devices\n"
-    code += "print(collbench.select(2, verify=False).origin.source, visible_devices._cuda_user() or 'no CUDA')\n"
+    code = "import collbench, os, pathlib\nfrom collbench.machine import device_names\n"
+    code += "print(collbench.select(2, verify=False).origin.source, device_names._cuda_user() or 'no CUDA')\n"
     code += "print([p.name for p in pathlib.Path('/proc/self/task').glob('*/children') if p.read_text().strip()])"
     done = python(fakes, code, SMALL_MEMORY)
     assert done.stdout == "quick probe no CUDA\n[]\n", done.stderr

@@ -62,7 +62,7 @@ _ROWS: dict[str, dict[str, Any]] = {
             "step": "jobs.marks",
         },
         "runs": {"replay": ("replays", "jobs.replay")},
-        "files": {"collbench-job": "jobs.hooks"},
+        "files": {"collbench-job": "jobs.job_file"},
         "alone": {"replay": "replay starts one process per GPU itself: run 'collbench replay' without a launcher"},
         "each_node": {"record": "record starts the job itself: run 'collbench record -- srun …', or once on each node"},
         "spoiled": {"replay": ("PYTORCH_NO_CUDA_MEMORY_CACHING",)},

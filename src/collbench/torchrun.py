@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from collbench.machine.device_names import NAME
 from collbench.machine.launchers import SlurmStep, find_launch, find_step
-from collbench.machine.visible_devices import NAME
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Device

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.machine import device_arguments
+from collbench.machine import device_names
 from tests.cli.program import Program, collbench
 
 # (complete arguments, the one being typed, completions that must be offered, completions that must not)
@@ -19,7 +19,7 @@ LINES = [
     ((), "pa", {"pairs"}, {"copies"}),
     (("pairs",), "--ba", {"--backend"}, {"--budget"}),
     (("pairs", "--backend"), "", {"auto", "cuda", "host", "sim"}, set()),
-    (("select", "2", "--format"), "", {"text", "json", *device_arguments.ACTING}, set()),
+    (("select", "2", "--format"), "", {"text", "json", *device_names.ACTING}, set()),
     (("train", "--auto-select", "2", "--backend"), "", {"auto", "cuda", "host"}, {"sim"}),
     (("train", "--nnodes", "2", "--standalone"), "--ma", {"--max-age", "--max-restarts"}, set()),
     (("train", "--auto-select", "2", "train.py"), "--au", set(), {"--auto-select"}),

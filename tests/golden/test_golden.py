@@ -33,7 +33,7 @@ from collbench.cli.program import cli
 from collbench.cli.terminal import show_page
 from collbench.cluster import measure
 from collbench.measurement.backends import factory
-from collbench.report import terminal
+from collbench.report.text import layout
 from collbench.report.text.layout import Page
 from collbench.runfile import run_file
 from tests.cli.program import Program, Result, fake_gpus, list_only, save_run
@@ -118,7 +118,7 @@ _WIDE_BEGINS, _NARROW_BEGINS, _END = "\0w", "\0n", "\0e"
 
 def draw_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each page of a narrow terminal be drawn for a wide one as well, before it and between marks."""
-    drawn = terminal.drawn
+    drawn = layout.drawn
 
     def both(page: Page, **how: Any) -> Iterator[Text]:
         parts = [*page]
@@ -133,7 +133,7 @@ def draw_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             yield from drawn(parts, **how)
 
-    monkeypatch.setattr(terminal, "drawn", both)
+    monkeypatch.setattr(layout, "drawn", both)
 
 
 def as_narrow(result: Result) -> Result:
@@ -327,15 +327,15 @@ _STAMPS = (
 
 
 def _undated(text: str) -> str:
-    def replaced(match: re.Match[str], layout: str | None, name: str) -> str:
+    def replaced(match: re.Match[str], form: str | None, name: str) -> str:
         stamp = match[0]
-        if layout == "":
+        if form == "":
             when = datetime.fromtimestamp(float(stamp), UTC)
         else:
-            when = datetime.strptime(stamp, layout) if layout else datetime.fromisoformat(stamp)
+            when = datetime.strptime(stamp, form) if form else datetime.fromisoformat(stamp)
         when = when.replace(tzinfo=UTC)
         return name if BEGAN.replace(second=0, microsecond=0) <= when <= datetime.now(UTC) else stamp
 
-    for pattern, layout, name in _STAMPS:
-        text = pattern.sub(lambda match, layout=layout, name=name: replaced(match, layout, name), text)  # type: ignore[misc]
+    for pattern, form, name in _STAMPS:
+        text = pattern.sub(lambda match, form=form, name=name: replaced(match, form, name), text)  # type: ignore[misc]
     return re.sub(r"STAMP(-\w+-\w+)-[0-9a-f]{8}", r"STAMP\1-ID", text)

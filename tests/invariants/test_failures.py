@@ -22,7 +22,7 @@ from collbench.model.operations import Work
 from collbench.model.run import Health, Measurement, Run, StopReason
 from collbench.report.text import verdicts
 from collbench.report.text.frame import headline
-from collbench.report.text.run_page import page
+from collbench.report.text.frame import run_page as page
 from tests.builders import in_words
 from tests.invariants.machines import COPIES, PAIRS, Made, machines, shuffled, tried, without_points
 from tests.report.pages import text

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.machine.device_arguments import ACTING, device_line, variables
+from collbench.machine.device_names import ACTING, device_line, variables
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
 

@@ -22,7 +22,7 @@ from collbench.report.html.content import content
 from collbench.report.prometheus import as_prometheus
 from collbench.report.rows import as_csv, as_json, as_markdown, rows
 from collbench.report.text import ranking
-from collbench.report.text.run_page import page
+from collbench.report.text.frame import run_page as page
 from tests.builders import GIB, gpus, measured, run_of
 from tests.report.pages import text
 

@@ -9,9 +9,8 @@ from rich.text import Text
 
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.summary import rank_summary
-from collbench.report.terminal import drawn, fold
-from collbench.report.text import layout, ranking, run_page
-from collbench.report.text.layout import Table, shown
+from collbench.report.text import frame, layout, ranking
+from collbench.report.text.layout import Table, drawn, fold, shown
 from tests.report.pages import pairs_run
 
 CELLS = st.text(alphabet="abcxyz0123.-", min_size=1, max_size=12)
@@ -67,7 +66,7 @@ def test_only_an_optional_column_without_any_figure_is_left_out(cells: tuple[str
 
 def test_of_a_page_only_figures_are_wider_than_a_narrow_terminal() -> None:
     run = pairs_run(4, lambda a, b: 250.0 if (a, b) == (0, 1) else 300.0)
-    parts = [*shown([*run_page.page(Diagnosis(run)), *ranking.page(Diagnosis(run), rank_summary(run))], verbose=True)]
+    parts = [*shown([*frame.run_page(Diagnosis(run)), *ranking.page(Diagnosis(run), rank_summary(run))], verbose=True)]
     figures = "\n".join(part.plain for part in parts if isinstance(part, layout.Figures))
     lines = "\n".join(text.plain for text in drawn(parts, verbose=True, wide=40, columns=40)).splitlines()
     assert {line for line in lines if len(line) > 40} <= {*figures.splitlines()}

@@ -9,7 +9,7 @@ from collbench.judge.diagnose import Diagnosis, Kind, Severity, judge
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
 from collbench.report.html.content import content
-from collbench.report.text import run_page, verdicts
+from collbench.report.text import frame, verdicts
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import ALL
@@ -63,12 +63,12 @@ def test_without_p2p_the_first_line_names_the_fault_and_no_rate_reads_normal() -
     """Before NCCL's curves were figures, "rates" named only the copies of H100, which are normal."""
     run = nccl_at(26.0)
     run.settings.environment["NCCL_P2P_DISABLE"] = "1"
-    for printed in (text(run_page.page(Diagnosis(run)), verbose=False), page(run)):
+    for printed in (text(frame.run_page(Diagnosis(run)), verbose=False), page(run)):
         assert printed.startswith("NV_NOT_USED ")
         assert "rates     allreduce at 1G on 2 GPUs: below, 26.0 to 26.0 GB/s" in printed
     # Of other GPUs no figure sees NCCL's rate.
     unknown = nccl_at(26.0, "NVIDIA H200 NVL")
-    pairs = text(run_page.page(Diagnosis(unknown)), verbose=False)
+    pairs = text(frame.run_page(Diagnosis(unknown)), verbose=False)
     assert pairs.startswith("NV_NOT_USED ")
     assert "rates" not in pairs + page(unknown)
 
@@ -79,7 +79,7 @@ def test_check_says_what_is_below_normal_where_labels_and_copies_agree() -> None
     assert [one for one in diagnosis.verdicts if one.severity is not Severity.INFO] == []
     first = "allreduce at 1G on 2 GPUs: below, 280.0 to 280.0 GB/s, lowest on GPU0-GPU1"
     assert text(verdicts.page(diagnosis), verbose=False).startswith(first)
-    assert text(run_page.page(diagnosis), verbose=False).startswith(first)
+    assert text(frame.run_page(diagnosis), verbose=False).startswith(first)
     assert diagnosis.status is ExitStatus.CONTRADICTION
     assert verdicts.contradiction(diagnosis).startswith(first)
     told = verdicts.as_json(diagnosis)

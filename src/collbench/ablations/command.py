@@ -31,7 +31,7 @@ from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, is_json, json_option, say, show_answer, show_page
 from collbench.cli.train import ScriptCommand, train, train_request
-from collbench.machine import visible_devices
+from collbench.machine import device_names
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
 from collbench.model.capabilities import capabilities
@@ -149,7 +149,7 @@ def _choose(
         raise _alone(f"--devices {train.devices}")
     others: Sequence[Device] = chosen.devices
     if against is not None:
-        others = visible_devices.select(present.every, against)
+        others = device_names.select(present.every, against)
         if len(others) != len(chosen.devices):
             raise UsageError(
                 f"--against {against} names {amount(len(others), 'device')} and the other arm has "

@@ -10,8 +10,7 @@ from typing import ClassVar
 
 from collbench.api import SILENT, Notices, keywords
 from collbench.choose.choice import Band, Choice, Finalist, Omitted, Origin, Published, Selection
-from collbench.machine import nvidia_smi
-from collbench.machine.device_arguments import variables
+from collbench.machine import device_names, nvidia_smi
 from collbench.machine.labels import labels_within
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError, near
 from collbench.model.operations import Operation, Variant
@@ -50,11 +49,7 @@ class ChoiceRequest:
 
     def excluded(self, devices: Sequence[Device]) -> tuple[Device, ...]:
         """Return the devices that are excluded. Raises UsageError."""
-        if self.exclude is None:
-            return ()
-        from collbench.machine import visible_devices  # late: most choices exclude none
-
-        return visible_devices.select(tuple(devices), self.exclude)
+        return () if self.exclude is None else device_names.select(tuple(devices), self.exclude)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +106,7 @@ def named(choice: Choice, devices: Sequence[Device], origin: Origin) -> Selectio
     predicted = rates(choice.band)
     return Selection(
         devices=tuple(chosen),
-        environment=variables(chosen) if origin.acts else {},
+        environment=device_names.variables(chosen) if origin.acts else {},
         reason=choice.why(devices),
         origin=origin,
         predicted=predicted,

@@ -13,7 +13,7 @@ from collbench.api import SILENT, Notices, by_run
 from collbench.api.selecting import ChoiceRequest
 from collbench.choose.choice import against
 from collbench.judge.outcome import outcome
-from collbench.machine import visible_devices
+from collbench.machine import device_names
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
 from collbench.model.capabilities import capabilities
@@ -126,7 +126,7 @@ def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
 def _by_hand(device_list: str, max_age: timedelta, present: Present, notices: Notices) -> Chosen:
     from collbench.choose.fitness import left_out
 
-    devices = visible_devices.select(present.every, device_list)
+    devices = device_names.select(present.every, device_list)
     cut = [device.tag for device in devices if device in present.mig]
     if cut:
         tags = ", ".join(cut)

@@ -17,7 +17,7 @@ from collbench.choose.choice import Selection
 from collbench.cli.measuring import MeasuringCommand
 from collbench.cli.program import cli
 from collbench.cli.select import select_request
-from collbench.machine import visible_devices
+from collbench.machine import device_names
 from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES
@@ -154,7 +154,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     context, _ = called("select", given, arguments, besides=("k", "run"))
     row = BACKENDS.get(context.params["backend"])  # None for "auto", which takes only GPUs
     if row is None or row.nvml:
-        visible_devices.check_cuda_is_down()
+        device_names.check_cuda_is_down()
     selection = selecting.select_devices(select_request(context.params)).check()
     os.environ.update(selection.environment)
     return selection

@@ -41,11 +41,11 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
     topology_shown = inspecting.topo(file, backend=backend, fabric=fabric, notices=NOTICES)
     paths = topology_shown.paths
     if pair:
-        from collbench.machine import visible_devices  # late, as the next: most calls show all labels
+        from collbench.machine import device_names  # late, as the next: most calls show all labels
 
         wanted = {
             topology_shown.devices.index(device)
-            for device in visible_devices.select(topology_shown.devices, ",".join(pair))
+            for device in device_names.select(topology_shown.devices, ",".join(pair))
         }
         paths = tuple(path for path in paths if set(path.devices) == wanted)
     if is_json():

@@ -112,9 +112,9 @@ def show_run(diagnosis: Diagnosis, layout: str = TABLE, file: Path | None = None
 
         echo(run_file.dumps(diagnosis.run, answer.as_json(diagnosis)), end="")
     elif layout == TABLE:
-        from collbench.report.text.run_page import page
+        from collbench.report.text.frame import run_page
 
-        show_page(page(diagnosis, shlex.quote(str(file)) if file else "RUN.JSON"))
+        show_page(run_page(diagnosis, shlex.quote(str(file)) if file else "RUN.JSON"))
 
 
 def report_file(path: Path | None, layout: str = TABLE) -> None:

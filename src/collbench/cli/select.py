@@ -26,7 +26,7 @@ from collbench.cli.terminal import (
     prose_width,
     verbose_option,
 )
-from collbench.machine.device_arguments import ACTING, LIST, device_line
+from collbench.machine.device_names import ACTING, LIST, device_line
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
 from collbench.model.units import parse_size

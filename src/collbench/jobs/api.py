@@ -18,7 +18,7 @@ from collbench.api import SILENT, Notices, keywords
 from collbench.api.runs import format_of
 from collbench.jobs import job_file, recording
 from collbench.jobs.job import JOB, Ending, Job, check_sent_again
-from collbench.machine import visible_devices
+from collbench.machine import device_names
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError
 from collbench.model.run import Run
@@ -316,7 +316,7 @@ def positions_of(job: Job, run: Run, devices: str | None = None, name: str = "JO
     UsageError where the run has other devices, or the job, of the file `name`, does not say which its ranks had.
     """
     if devices is not None:
-        chosen = visible_devices.select(run.devices, devices)
+        chosen = device_names.select(run.devices, devices)
         if len(chosen) != job.world_size:
             raise UsageError(
                 f"--devices names {amount(len(chosen), 'device')}, and the job has {amount(job.world_size, 'rank')}: "

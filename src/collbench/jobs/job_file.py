@@ -1,13 +1,16 @@
-"""A recorded job as a file: JSON, with a version; read back with every field checked."""
+"""A recorded job as a file: JSON with a version, read with every field checked; what other commands do with it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from collbench.api.runs import MAX_BYTES
+from collbench.api.runs import MAX_BYTES, format_of, load_named
 from collbench.jobs.job import JOB, Call, Group, Job, JobRank, Phase
+from collbench.model.errors import UsageError
+from collbench.model.values import one_line
 from collbench.runfile import atomic_write, codec
 
 _FORMAT = codec.FileFormat(JOB, 1, "job", again="record or import the job again", most_bytes=MAX_BYTES)
@@ -99,3 +102,40 @@ def _check_phase(phase: Phase, calls: int, where: str) -> None:
             or not 0 <= sample.repetition < phase.repetitions
         ):
             raise ValueError(f"{where} has a sample of another length than its phase")
+
+
+# What other commands do with such a file: api/runs.py finds this module by the file's format.
+
+NAME, CALL, OPTIONS = "a recorded job", "collbench.load_job({!r})", ("rank", "against")
+
+
+def show(file: Path, rank: int | None, against: tuple[Path, ...]) -> None:
+    """Print what a recorded job's step says."""
+    from collbench.cli.terminal import show_answer  # late, as all below: Python calls load a job, too
+    from collbench.jobs import api as jobs
+    from collbench.jobs import page as pages
+
+    report = jobs.report(load(file), rank, load_named(against), one_line(str(file)))
+    show_answer(pages.page(report), lambda: codec.document("job-report", pages.as_json(report)))
+
+
+def export(file: Path, layout: str) -> str:
+    """Return a recorded job for another tool. Raises UsageError."""
+    from collbench.jobs import perfetto
+
+    if layout != "perfetto":
+        raise UsageError(f"{one_line(str(file))} is a recorded job: export it with --format perfetto")
+    return perfetto.as_json(load(file))
+
+
+def html(files: Sequence[Path]) -> str:
+    """Return the page of a recorded job, against runs that are named after it. Raises UsageError for two jobs."""
+    from importlib.metadata import version
+
+    from collbench.jobs import api as jobs
+    from collbench.jobs.page import html_page
+
+    if any(format_of(file) == JOB for file in files[1:]):
+        raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")
+    job_report = jobs.report(load(files[0]), runs=load_named(files[1:]), name=one_line(str(files[0])))
+    return html_page(job_report, one_line(files[0].name), version("collbench"))

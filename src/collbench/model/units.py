@@ -1,4 +1,4 @@
-"""Message sizes, element types, figures, lists in sentences: parsing, printing, wrapping, and seconds become GB/s.
+"""Message sizes, element types, figures and lists in sentences: parsed, printed, wrapped; where seconds become GB/s.
 
 Sizes are binary (1K = 1024 B) and rates decimal (1 GB/s = 1e9 B/s), as nccl-tests has them.
 """

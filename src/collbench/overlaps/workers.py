@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from collbench.api import SILENT, Notices
 from collbench.api.measuring import OpenSession
-from collbench.machine import numa, variables, visible_devices
+from collbench.machine import device_names, numa, variables
 from collbench.machine.nvml import Nvml
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Choice
@@ -153,7 +153,7 @@ class TorchWorld(TorchWorkers):
         """
         environment = {**worker_environment(), **(settings or {})}
         if visible:
-            environment[visible_devices.NAME] = ",".join(visible)
+            environment[device_names.NAME] = ",".join(visible)
         if capabilities(backend).cores:
             environment["OMP_NUM_THREADS"] = "1"  # more threads would wait for each other on a worker's one core
         super().__init__(self.module, backend, dict(enumerate(devices)), len(devices), environment)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from collbench.machine import kernel, labels
+from collbench.machine.device_names import NAME, ORDER, read
 from collbench.machine.health import HOT_C, holds_back
 from collbench.machine.network_cards import down, nearest, slower
 from collbench.machine.numa import format_cpus, parse_cpus
 from collbench.machine.variables import OF_CUDA, OF_TORCH, cost, falsified, meant, reader, switched_on
-from collbench.machine.visible_devices import NAME, ORDER, read
 from collbench.model.capabilities import capabilities
 from collbench.model.run import NetworkPort, Path, PeerStatus
 from collbench.model.units import abridged, amount, counted, fixed, format_approximate_size, verb

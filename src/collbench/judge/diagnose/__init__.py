@@ -2,33 +2,245 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations, permutations
 
 from collbench.judge import references
 from collbench.judge.diagnose import links
 from collbench.judge.diagnose.collectives import collectives
-from collbench.judge.diagnose.coverage import (
-    Coverage,
-    NotDone,
-    coverage,
-    far_below_theory,
-    healthy,
-    missing,
-    rates,
-)
 from collbench.judge.diagnose.devices import counted_errors, degraded_slots, interference, other_processes, unsteady
 from collbench.judge.diagnose.limits import failures, limits
-from collbench.judge.diagnose.readings import Facts, Reading
+from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts, Reading
 from collbench.judge.diagnose.reported import reported
 from collbench.judge.diagnose.verdict import Kind, Link, Severity, Verdict, explained
-from collbench.judge.outcome import outcome
+from collbench.judge.outcome import UNANSWERED, Absence, AbsenceKind, Absences, outcome
 from collbench.judge.references import Answers
 from collbench.judge.registration import ordinary
+from collbench.judge.stats import MIN_TRIALS
+from collbench.machine.labels import is_nvlink
 from collbench.model.errors import ExitStatus
-from collbench.model.run import Pair, Run
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Pair, Run, tags
+from collbench.model.units import abridged, format_size, grouped
 
 __all__ = ["Coverage", "Diagnosis", "Kind", "NotDone", "Severity", "Verdict", "judge"]
+
+# Which pairs of a run could be judged, and why the others could not.
+
+# docs/method/verdicts.md 2: healthy paths over PCIe reach 0.54 (between sockets) to 0.84 in the shipped machines.
+_FAR_BELOW = 0.5
+# What a pair without any work lacks, if nothing was requested.
+_FIRST = Work(Operation.CE_WRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The pairs (ascending positions) that were judged, and why the others were not.
+
+    `alone`: one device, judged by its copies with the host.
+    """
+
+    judged: tuple[Pair, ...]
+    missed: dict[Pair, Absence]
+    alone: bool = False
+
+    @property
+    def any(self) -> bool:
+        """True if anything was judged."""
+        return self.alone or bool(self.judged)
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs there are."""
+        return len(self.judged) + len(self.missed)
+
+    @property
+    def lacking(self) -> dict[Pair, Absence]:
+        """The pairs that should have been judged; the others are missing by design, for example without peer access."""
+        return {pair: absence for pair, absence in self.missed.items() if not absence.by_design}
+
+
+def coverage(facts: Facts) -> Coverage:
+    """Return which pairs of a run were judged.
+
+    A pair is judged by copies of 16 MiB or more both ways, or by a collective of 64 MiB or more on it, three trials
+    each, if nothing on it failed, moved wrong data or is unanswered. Smaller messages show no bandwidth to hold
+    against a label.
+    """
+    run = facts.run
+    troubles, absences = outcome(run), Absences(run)
+    unanswered = {trouble.devices for trouble in troubles.troubles if trouble.kind in UNANSWERED}
+    judged: list[Pair] = []
+    missed: dict[Pair, Absence] = {}
+    for pair in combinations(range(len(run.devices)), 2):
+        if troubles.failed(pair):
+            missed[pair] = Absence(AbsenceKind.FAILED)
+        elif pair not in unanswered and _judged(facts, pair):
+            judged.append(pair)
+        else:
+            missed[pair] = _why(run, absences, pair)
+    return Coverage(tuple(judged), missed, len(run.devices) == 1 and bool(facts.readings.host(0)))
+
+
+def healthy(judged: Iterable[Pair], slow: Iterable[Reading], verdicts: Collection[Verdict]) -> tuple[Pair, ...]:
+    """Return the judged pairs without a fault, and without a slow reading."""
+    left_open = {frozenset(reading.members) for reading in slow}
+    return tuple(
+        pair
+        for pair in judged
+        if frozenset(pair) not in left_open and not any(verdict.concerns(pair) for verdict in verdicts)
+    )
+
+
+def rates(facts: Facts, pairs: Iterable[Pair]) -> dict[str, list[Reading]]:
+    """Return what shows the rates of the pairs' links, by label."""
+    readings = (_shown(facts, link) for a, b in pairs for link in ((a, b), (b, a)))
+    return grouped((reading.label, reading) for reading in readings if reading)
+
+
+def _shown(facts: Facts, link: Link) -> Reading | None:
+    """Return a link's fastest copy, or without copies the first collective that was measured on the pair."""
+    if (copy := facts.readings.best(link, 1)) is not None:
+        return copy
+    pair = (min(link), max(link))
+    collectives = (facts.readings.of(work).get(pair) for work in facts.readings.works(collective=True))
+    return next((reading for reading in collectives if reading), None)
+
+
+def far_below_theory(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> dict[str, float]:
+    """Return the labels whose links all copy at less than half of their theory, with the most that one reaches.
+
+    Where all links are slow none is slower than others, and labels imply no rate of a path over PCIe. A collective or a
+    small copy reaches less on healthy links, too.
+    """
+    shares = dict[str, float]()
+    for label, readings in rates.items():
+        large = (reading for reading in readings if reading.size_bytes >= COPY_BYTES)
+        copies = [reading for reading in large if reading.work.operation.is_copy]
+        of_theory = [copy.gbs / limit for copy in copies if (limit := facts.limit(copy.members))]
+        shares |= {label: max(of_theory)} if len(of_theory) == len(readings) else {}
+    return {label: share for label, share in shares.items() if share < _FAR_BELOW}
+
+
+def _judged(facts: Facts, pair: Pair) -> bool:
+    if facts.readings.best(pair) is not None and facts.readings.best((pair[1], pair[0])) is not None:
+        return True
+    works = facts.readings.works(collective=True)
+    return any(set(members) == set(pair) for work in works for members in facts.readings.of(work, COLLECTIVE_BYTES))
+
+
+def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
+    """Return why a pair was not judged: by design only if all that was requested for it is absent by design."""
+    there = [m for m in run.measurements if set(m.point.members) == set(pair) and _could_judge(m.point.work)]
+    given_up = next((measurement for measurement in there if measurement.failure), None)
+    if given_up is not None:
+        return absences.of(given_up.point.work, given_up.point.members)
+    large = [
+        measurement
+        for measurement in there
+        if measurement.point.size_bytes
+        >= (COLLECTIVE_BYTES if measurement.point.operation.is_collective else COPY_BYTES)
+    ]
+    if large:
+        trials = max(len(measurement.samples) for measurement in large)
+        if trials < MIN_TRIALS:
+            return Absence(AbsenceKind.FEW_TRIALS, trials=trials, needed=MIN_TRIALS)
+        return Absence(AbsenceKind.ONE_WAY)
+    if there:
+        return Absence(AbsenceKind.SMALL)
+    # What was requested, on any pair, and what was skipped.
+    works = {work: None for work in map(Work, run.settings.operations) if _could_judge(work)}
+    works |= {
+        skip.work: None for skip in run.skipped if skip.work is not None and skip.members and _could_judge(skip.work)
+    }
+    reasons = [absences.of(work, pair) for work in works] or [absences.of(_FIRST, pair)]
+    # A skip is not the reason if an interrupted run did not reach other works on the pair.
+    first_kinds = AbsenceKind.NOT_REACHED, AbsenceKind.SKIPPED
+    first = min(reasons, key=lambda reason: [reason.kind is not kind for kind in first_kinds])
+    return first if all(reason.by_design for reason in reasons) else replace(first, by_design=False)
+
+
+def _could_judge(work: Work) -> bool:
+    return work.variant is Variant.PLAIN and (work.operation.is_copy or work.operation.is_collective)
+
+
+# The checks that could not be made with the data of a run.
+
+
+_MAX_NAMES = 4  # of links
+# A check that a run has no data for, in words, and why, if the words do not say it.
+NotDone = tuple[str, Absence | None]
+
+
+def missing(facts: Facts) -> Iterator[NotDone]:
+    """Yield the checks that could not be made."""
+    yield from _points(facts)
+    if not facts.on_cores and len(facts.run.devices) > 1:
+        yield from _copies(facts)
+        yield from _collectives(facts)
+        yield from _sources(facts)
+
+
+def _points(facts: Facts) -> Iterator[NotDone]:
+    """Yield the links without a figure of a work, by the reason: the other links were compared without them."""
+    absences, n = Absences(facts.run), len(facts.run.devices)
+    for work in facts.readings.works(collective=False):
+        readings = facts.readings.of(work, 1)
+        size_bytes = next(iter(readings.values())).size_bytes
+        unread = [link for link in permutations(range(n), 2) if link not in readings]
+        reasons = grouped((_reason(absences.of(work, link, size_bytes)), link) for link in unread)
+        for absence, alike in reasons.items():
+            names = abridged([tags(link, facts.run.devices, " → ") for link in alike], _MAX_NAMES)
+            yield f"{work} at {format_size(size_bytes)} on {names}", absence
+
+
+def _reason(absence: Absence) -> Absence:
+    """Return the absence without what differs from link to link, to group links by the reason."""
+    skipped = absence.skipped
+    return replace(absence, failure=None, skipped=skipped and replace(skipped, work=None, members=()))
+
+
+def _copies(facts: Facts) -> Iterator[NotDone]:
+    readings = facts.readings
+    copies = [r for r in readings.points if r.work.operation.is_copy and r.work.variant is Variant.PLAIN]
+    if not any(reading.size_bytes >= COPY_BYTES for reading in copies):
+        least = format_size(COPY_BYTES)
+        yield f"links against their limits: no copy of {least} or more was measured on them", None
+        return
+    unknown = sorted({r.label for r in copies if facts.limit(r.members) is None})
+    if unknown:
+        labels = ", ".join(unknown)
+        yield f"{labels} links against their limits: their PCIe slots or NVLinks are unknown", None
+    if not readings.of(STAGED, COPY_BYTES):
+        yield "peer access against staging: no staged copies (collbench copies --patterns one-way,staged)", None
+
+
+def _collectives(facts: Facts) -> Iterator[NotDone]:
+    points = [r for r in facts.readings.points if r.work.operation.is_collective]
+    if not any(reading.size_bytes >= COLLECTIVE_BYTES for reading in points):
+        yield f"NCCL against the links: no collective of {format_size(COLLECTIVE_BYTES)} or more was measured", None
+    elif not any(r.work.operation is Operation.ALLREDUCE and len(r.members) == 2 for r in points):
+        yield "NCCL on each pair: no all-reduce was measured on pairs", None
+
+
+def _sources(facts: Facts) -> Iterator[NotDone]:
+    run = facts.run
+    answers_of: dict[str, list[object]] = {
+        "nvidia-smi topo -m": [path.tool_label for path in run.paths],
+        "nvidia-smi topo -p2p": [path.tool_peer_access or None for path in run.paths],
+        "CUDA's peer access": [path.cuda_peers for path in run.paths],
+    }
+    silent = [source for source, answers in answers_of.items() if all(answer is None for answer in answers)]
+    if silent and run.paths:
+        yield f"the labels against {', '.join(silent)}: not recorded in this run", None
+    over_pcie = any(not is_nvlink(path.label) for path in run.paths)
+    if over_pcie and not any(state.pcie_generation or state.pcie_width for state in run.health_after):
+        yield "PCIe under load: its generation and width were not read", None
+
+
+# The rules, and all that they and the above find.
 
 _STATUS = {
     Severity.HARD: ExitStatus.UNTRUSTED,

@@ -12,9 +12,9 @@ from functools import lru_cache
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from collbench.machine import visible_devices
+from collbench.machine import device_names
+from collbench.machine.device_names import NAME, ORDER, visible
 from collbench.machine.health import HealthWatch, Occupants
-from collbench.machine.visible_devices import NAME, ORDER, visible
 from collbench.measurement.backends.protocol import Open, Opened
 from collbench.model.capabilities import HOST, SIM, capabilities
 from collbench.model.errors import MachineError
@@ -295,13 +295,13 @@ def choose_devices(
     present: tuple[Device, ...], wanted: str | None, fewest: int = 2, *, simulated: bool = False
 ) -> tuple[Device, ...]:
     """Return those of the present devices that `wanted` names, at least `fewest`. Raises UsageError."""
-    devices = visible_devices.select(present, wanted)
+    devices = device_names.select(present, wanted)
     hidden, withheld = NAME in os.environ, ""
     if len(devices) < fewest and not hidden and not simulated:
         from collbench.machine import kernel  # late: only what is refused needs it
 
         withheld = kernel.withheld(len(present), os.environ)
-    visible_devices.check_enough(devices, present, fewest, hidden=hidden, simulated=simulated, withheld=withheld)
+    device_names.check_enough(devices, present, fewest, hidden=hidden, simulated=simulated, withheld=withheld)
     return devices
 
 

@@ -27,7 +27,7 @@ from collbench.model.units import counted, format_size
 from collbench.report import sentences
 from collbench.report.html.page import PageSection, Panel
 from collbench.report.sections import Html, section
-from collbench.report.text import collectives, matrix, run_page, verdicts
+from collbench.report.text import collectives, frame, matrix, verdicts
 from collbench.report.text.comparison import body, matched
 from collbench.report.text.frame import device_names, headline, health_lines, interrupted, notes, nvls, provenance
 from collbench.report.text.layout import Legend, Lines, Part, only, shown, table
@@ -196,7 +196,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
 
 def _written(diagnosis: Diagnosis) -> list[Part]:
     """Return the matrices and tables that the command prints: what stands for the maps where no script runs."""
-    blocks = [*run_page.page(diagnosis)]
+    blocks = [*frame.run_page(diagnosis)]
     parts = [*only(blocks, "matrices"), *only(blocks, "tables")]
     return [part for part in parts if not isinstance(part, Legend) and (not isinstance(part, Text) or part.plain)]
 

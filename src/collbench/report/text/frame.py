@@ -1,4 +1,4 @@
-"""The top and bottom of every page: origin of the figures, what failed, health, notes."""
+"""The page of a run: the top and bottom of every command's page: origin of the figures, what failed, health, notes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -34,7 +35,10 @@ from collbench.model.run import (
 from collbench.model.units import abridged, amount, capped, counted, format_size, grouped, size_span, span
 from collbench.report import sentences
 from collbench.report.sections import section
-from collbench.report.text.layout import Block, Lines, short, whole
+from collbench.report.text.layout import Block, Lines, Page, short, whole
+
+if TYPE_CHECKING:
+    from collbench.judge.diagnose import Diagnosis
 
 
 def sim(run: Run, mark: str = "sim ") -> str:
@@ -406,3 +410,51 @@ def nccl_notes(run: Run) -> Iterator[str]:
         "process   one process has all ranks, so NCCL registers no buffer for NVLS, as it does in a job; measure with "
         f"{visible}torchrun --nproc-per-node {len(run.devices)} -m collbench {command}"
     )
+
+
+# The page of a run, as the command that measured it printed it.
+
+
+def run_page(diagnosis: Diagnosis, name: str = "RUN.JSON") -> Page:
+    """Yield the page's blocks, top to bottom; `name` is the run's in a command line."""
+    run = diagnosis.run
+    yield from alarm(run)
+    if not run.complete and not headline(run):
+        yield Lines(interrupted(run), style=ALARM)
+    if run.settings.kind in {*CommandKind}:  # an annex's command has verdicts of its own
+        from collbench.report.text.verdicts import contradicted  # late: the judge
+
+        yield from contradicted(diagnosis, name)
+    yield from _of_command(diagnosis)
+
+
+def _of_command(diagnosis: Diagnosis) -> Page:
+    """Return the page of the command that measured a run, and load only this one."""
+    run = diagnosis.run
+    kind, measured_by = run.settings.kind, section(run)
+    if len(run.devices) == 1 and kind != CommandKind.LATENCY:
+        kind = CommandKind.COPIES  # a check of one GPU copies with host memory
+    if run.settings.layers:
+        from collbench.report.text.collectives import small_allreduces_page
+
+        return small_allreduces_page(run)
+    if measured_by:
+        return measured_by.page(run)
+    if kind == CommandKind.COPIES:
+        from collbench.report.text.copies import copies_page
+
+        return copies_page(diagnosis)
+    if kind == CommandKind.LATENCY:
+        from collbench.report.text.copies import latency_page
+
+        return latency_page(run)
+    # No collective command measures copies, but a file may hold both.
+    if kind in (CommandKind.PAIRS, CommandKind.CHECK) or not all(
+        measurement.point.operation.is_collective for measurement in run.measurements
+    ):
+        from collbench.report.text.ranking import pairs_page
+
+        return pairs_page(diagnosis)
+    from collbench.report.text.collectives import collectives_page
+
+    return collectives_page(diagnosis)

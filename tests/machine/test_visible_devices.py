@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from collbench.machine.visible_devices import NAME, check_enough, read, select, visible
+from collbench.machine.device_names import NAME, check_enough, read, select, visible
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
 
