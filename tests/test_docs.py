@@ -71,6 +71,53 @@ def test_the_pages_show_commands_at_all() -> None:
     assert {"README.md", "check.md", "slow-nodes.md", "python.md"} <= {page for page, _ in documented()}
 
 
+# A line of a block or a span of code that starts a shell command, with the first argument and the rest.
+_SHELL = re.compile(r"^(?:\$ )?(?:python -m )?(pip|make|collbench) +([^\s#]+) *([^#]*)")
+_TARGETS = re.compile(r"^([a-z-]+):", re.MULTILINE)
+
+
+def shell_commands(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the program, its first argument and the rest of each such command of a page."""
+    joined = text.replace("\\\n", " ")
+    blocks = re.findall(r"^(?: {4}|\t)(.+)$", joined, re.MULTILINE)
+    for line in [*blocks, *re.findall(r"`([^`\n]+)`", joined)]:
+        if match := _SHELL.match(line):
+            yield match[1], match[2], match[3].strip()
+
+
+def test_a_shell_command_names_what_its_program_does() -> None:
+    known = {
+        "pip": {"install"},
+        "make": set(_TARGETS.findall((ROOT / "Makefile").read_text(encoding="utf-8"))),
+        "collbench": set(cli.list_commands(click.Context(cli))),
+    }
+    found = [
+        (page.name, *command)
+        for page in PAGES
+        if page.is_file()
+        for command in shell_commands(page.read_text(encoding="utf-8"))
+    ]
+    assert {program for _page, program, *_ in found} == set(known)
+    wrong = [
+        (page, program, first, rest)
+        for page, program, first, rest in found
+        if not (first in known[program] or (first.startswith("--") and program == "collbench"))
+        and not _PLACEHOLDER.search(first)
+    ]
+    assert wrong == []
+    assert [one for one in found if one[2] == "install" and not re.search(r"(?:^| )[.\w]", one[3])] == []
+
+
+# A space before a comma or a full stop, and a full stop alone on its line: what cutting words leaves behind.
+_TORN = re.compile(r"`[^`\n]*`|( [,.;](?=\s)|^[,.;]$)", re.MULTILINE)
+
+
+def test_no_sentence_is_torn() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    texts = {page.name: re.sub(r"^ {4}.*$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE) for page in pages}
+    assert [(name, hit.start()) for name, text in texts.items() for hit in _TORN.finditer(text) if hit[1]] == []
+
+
 # What no reader has: papers outside the project, and numbers of a list that is not in it. (nccl#814 is a public one.)
 _DANGLING = re.compile(r"\b[D]ESIGN\.md|\b[M]ETHOD\b|(?<![\w/])[s]hared/|\b[Ii]ssues? #?\d")
 _METHOD = sorted((ROOT / "docs" / "method").glob("*.md"))
