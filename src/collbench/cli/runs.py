@@ -126,7 +126,7 @@ def _load(path: Path) -> Run:
 def _show_ranking(file: Path | None, named: str | None, size: str | None) -> None:
     # late: numpy takes as long to load as the rest of the program
     from collbench.judge.diagnose import Diagnosis
-    from collbench.judge.summary import is_judged, rank_summary
+    from collbench.judge.summary import rank_summary
     from collbench.report.text import ranking
     from collbench.report.text.frame import headline
 
@@ -143,7 +143,9 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None) -> Non
         raise UsageError(f"{run_file} has nothing to rank{of}{at}: {_present(run)}")
     diagnosis = Diagnosis(run)
     page = ranking.page(diagnosis, works, shlex.quote(str(run_file)))
-    with leaving(max(outcome(run).status, ExitStatus.DONE if is_judged(works) else ExitStatus.FAILED)):
+    with leaving(
+        max(outcome(run).status, ExitStatus.DONE if any(ranked.judged for ranked in works) else ExitStatus.FAILED)
+    ):
         show_answer(page, lambda: document("ranking", ranking.as_json(diagnosis, works), run.backend))
 
 

@@ -10,9 +10,9 @@ from functools import cache
 from importlib import resources
 from itertools import groupby
 from statistics import median
+from typing import TYPE_CHECKING
 
 from collbench.judge.stats import median_interval, summarize, trial_seconds
-from collbench.judge.tails import Tails, tails
 from collbench.judge.tiers import tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration, Variant
@@ -20,6 +20,9 @@ from collbench.model.run import Measurement, Run
 from collbench.model.units import grouped
 from collbench.model.values import Positive, Several
 from collbench.runfile.codec import build
+
+if TYPE_CHECKING:
+    from collbench.judge.tails import Tails
 
 
 def kinds_of(run: Run) -> tuple[Registration, ...]:
@@ -225,6 +228,8 @@ class SmallAllreduces:
 
 def small_allreduces(run: Run) -> SmallAllreduces:
     """Return what a run of `latency --collectives` says."""
+    from collbench.judge.tails import tails  # late: few runs have single launches
+
     everybody = tuple(range(len(run.devices)))
     launches = {tail.point: tail for tail in tails(run)}
     timed = tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,11 @@ class RankedWork:
         return tuple(ranking for ranking in (self.bandwidth, self.latency) if ranking is not None)
 
     @property
+    def judged(self) -> bool:
+        """True if a ranking has enough trials to estimate noise."""
+        return any(ranking.trials >= MIN_TRIALS for ranking in self.rankings)
+
+    @property
     def missing(self) -> tuple[Missing, ...]:
         """What its rankings lack."""
         return tuple(lack for ranking in self.rankings for lack in ranking.missing)
@@ -58,11 +63,6 @@ def rank_summary(
         for work, counts in _measured(run).items()
         if operation in (None, work.operation)
     )
-
-
-def is_judged(works: Iterable[RankedWork]) -> bool:
-    """Return whether any ranking has enough trials to estimate noise."""
-    return any(ranking.trials >= MIN_TRIALS for ranked in works for ranking in ranked.rankings)
 
 
 def _measured(run: Run) -> dict[Work, Counter[int]]:

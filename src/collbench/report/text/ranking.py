@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -15,7 +15,6 @@ from collbench.choose.select import choose_each, evidence
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import MIN_TRIALS
-from collbench.judge.summary import RankedWork, is_judged
 from collbench.judge.tiers import (
     RankedLink,
     Ranking,
@@ -39,6 +38,9 @@ from collbench.report.text.reference import normal_line
 from collbench.report.text.topology import render_labels
 from collbench.report.text.verdicts import contradicted, contradiction, found_json, p2p_line
 from collbench.runfile.codec import picked, plain
+
+if TYPE_CHECKING:
+    from collbench.judge.summary import RankedWork
 
 # The page of `collbench pairs` and `check`: labels, bandwidths, ranking, recommendation.
 
@@ -198,7 +200,7 @@ def page(diagnosis: Diagnosis, works: Sequence[RankedWork], name: str = "RUN.JSO
     run = diagnosis.run
     yield from alarm(run)
     yield from contradicted(diagnosis, name)
-    if not is_judged(works):
+    if not any(ranked.judged for ranked in works):
         few = f"no operation has the {MIN_TRIALS} trials needed to estimate noise on all of its devices"
         yield not_judged(f"{few}: measure it again")
     rankings = [ranking for ranked in works for ranking in ranked.rankings]
