@@ -4,11 +4,12 @@
     python benchmarks/between_runs.py [--machines N] [--seed S] [--jobs J] [--history K …] [--out FILE]
 
 Every run of a made machine (judging/machines.py) has effects of its own beside the noise of its trials: each pair is
-faster or slower for the whole run ("pair"), or each data point ("point"), or all pairs together ("common"), by a normal
-factor with the standard deviation of the column. Base, new and K earlier runs are drawn alike; plan, stopping rule and
-judge are collbench's. "false": something is worse or better; "status 3": a regression. Then one pair of the new run is
-8% slower, or all are 5% slower: found if the pair's place, or a whole operation, is worse. With --history 0 alone it
-also runs with versions that have no history. 40 machines a cell take half an hour on two cores.
+faster or slower for the whole run ("pair"), or each data point ("point"), or all pairs in each operation ("work"), or
+all pairs together ("common"), by a normal factor with the standard deviation of the column. Base, new and K earlier
+runs are drawn alike; plan, stopping rule and judge are collbench's. "false": something is worse or better; "status 3":
+a regression. Then one pair of the new run is 8% slower, or all are 5% slower: found if the pair's place, or a whole
+operation, is worse. With --history 0 alone it also runs with versions that have no history. 40 machines a cell take 40
+minutes on two cores.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from rows import save_rows
 from collbench.judge.compare import ChangeVerdict, GroupKind, compare
 from collbench.model.run import Run
 
-GPUS, SDS, EFFECTS = (2, 4, 8), (0.0, 0.005, 0.01, 0.015, 0.02), ("pair", "point", "common")
+GPUS, SDS, EFFECTS = (2, 4, 8), (0.0, 0.005, 0.01, 0.015, 0.02), ("pair", "point", "common", "work")
 TRIAL_SIGMAS = (0.001, 0.003, 0.01)  # in turn
 FAIL_BELOW = 0.05
 SLOW_PAIR, SLOW_ALL = 0.92, 0.95
@@ -49,8 +50,9 @@ class OfRuns(Noise):
         self.drawn: dict[object, float] = {}
 
     def of(self, members: tuple[int, ...], key: object, seconds: float) -> float:
-        """Return the noise of a trial."""
-        who = {"pair": frozenset(members), "point": key, "common": None}[self.effect]
+        """Return the noise of a trial; `key` begins with the work."""
+        work = key[0] if isinstance(key, tuple) else None
+        who = {"pair": frozenset(members), "point": key, "common": None, "work": work}[self.effect]
         if who not in self.drawn:
             self.drawn[who] = self.between * float(self.rng.standard_normal())
         return self.drawn[who] + super().of(members, key, seconds)

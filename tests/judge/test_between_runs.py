@@ -19,6 +19,7 @@ from tests.builders import gpus, measured, run_of
 from tests.judge.runs import FAIL, recorded
 
 WORKS = (Operation.ALLREDUCE, Operation.BROADCAST)
+COPIES = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
 TRIAL = 0.002
 
 
@@ -29,18 +30,19 @@ def run_with(
     factors: Mapping[tuple[int, int], float] | None = None,
     count: int = 4,
     point: float = 0.0,
-    works: Sequence[Operation] = WORKS,
+    works: Sequence[Operation] | Mapping[Operation, float] = WORKS,
 ) -> Run:
-    """Return collectives of all pairs, seven trials each; the run, its pairs and points are slower or faster at random.
+    """Return works of all pairs, seven trials each; the run, its pairs and points are slower or faster at random.
 
-    A pair has a true factor, 1 by default.
+    A pair has a true factor, and a work may have one, 1 by default.
     """
     whole, found = common * rng.standard_normal(), []
+    factor_of = works if isinstance(works, Mapping) else dict.fromkeys(works, 1.0)
     for pair in combinations(range(count), 2):
         level = np.log(300 * (factors or {}).get(pair, 1.0)) + whole + own * rng.standard_normal()
-        for work in works:
-            trials = np.exp(level + point * rng.standard_normal() + TRIAL * rng.standard_normal(7))
-            found.append(measured(work, pair, trials.tolist()))
+        for work, factor in factor_of.items():
+            its_level = level + np.log(factor) + point * rng.standard_normal()
+            found.append(measured(work, pair, np.exp(its_level + TRIAL * rng.standard_normal(7)).tolist()))
     return run_of(gpus(count), found)
 
 
@@ -145,7 +147,43 @@ def test_points_that_vary_by_themselves_hide_no_slow_pair() -> None:
     assert sum(members == {(1, 3)} for members in worse) >= 9
 
 
-COPIES = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
+def works_at_random(rng: np.random.Generator, sigma: float, collectives: float = 1.0) -> dict[Operation, float]:
+    """Return a factor of each work that all links share in a run; collectives have a true one beside."""
+    drawn = {work: float(np.exp(sigma * rng.standard_normal())) for work in (*COPIES, *WORKS)}
+    return {work: factor * (collectives if work in WORKS else 1.0) for work, factor in drawn.items()}
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_works_that_vary_on_all_links_together_have_not_changed(count: int) -> None:
+    rng = np.random.default_rng(17)
+    runs = [[run_with(rng, 0.0, count=count, works=works_at_random(rng, 0.02)) for _ in range(2)] for _ in range(20)]
+    found = [compare(base, new, FAIL) for base, new in runs]
+    assert sum(map(changed, found)) <= 1
+    assert sum("as these two runs show" in runs_vary(one) for one in found) >= 15
+
+
+@pytest.mark.parametrize(("sigma", "least"), [(0.0, 10), (0.005, 8)])
+def test_collectives_that_became_slower_are_no_variation_of_works(sigma: float, least: int) -> None:
+    """Another NCCL slows the collectives of all links, and no copy."""
+    rng, both = np.random.default_rng(18), 0
+    for _ in range(10):
+        base, new = (run_with(rng, 0.0, works=works_at_random(rng, sigma, factor)) for factor in (1.0, 0.88))
+        groups = [group for group in compare(base, new, FAIL).groups if group.kind is GroupKind.WORK]
+        worse = {group.work for group in groups if group.verdict is ChangeVerdict.WORSE}
+        assert worse <= {work.value for work in WORKS}
+        both += len(worse) == len(WORKS)
+    assert both >= least
+
+
+def test_works_that_vary_hide_no_slow_pair() -> None:
+    rng, alone = np.random.default_rng(19), 0
+    for _ in range(10):
+        base, new = (
+            run_with(rng, 0.0, factors=factors, works=works_at_random(rng, 0.01)) for factors in (None, {(1, 3): 0.92})
+        )
+        groups = [group for group in compare(base, new, FAIL).groups if group.kind is GroupKind.DEVICES]
+        alone += {group.members for group in groups if group.verdict is ChangeVerdict.WORSE} == {(1, 3)}
+    assert alone >= 9
 
 
 def one_link(rng: np.random.Generator, point: float, one_way: float = 1.0, both: float = 1.0) -> Run:

@@ -93,8 +93,8 @@ class VariationSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """Standard deviations of a log bandwidth from run to run: what all links of a run share, and what is a link's own,
-    in all that is measured on it or, beyond that, in this data `point` alone.
+    """Standard deviations of a log bandwidth from run to run: what all links of a run share, or share in this `work`
+    alone, and what is a link's own, in all that is measured on it or, beyond that, in this data `point` alone.
 
     Each is known to so many degrees of freedom. `shift` is by how much all links of two runs differ alike, as a
     difference of logs: up to a bound the runs may be the cause, because two runs do not show how much it varies.
@@ -107,12 +107,14 @@ class Variation:
     origin: VariationSource = VariationSource.DEFAULT
     point: float = 0.0
     point_freedom: float = 0.0
+    work: float = 0.0
+    work_freedom: float = 0.0
     shift: float = 0.0
 
     @property
     def sigma(self) -> float:
         """The standard deviation of one data point."""
-        return math.hypot(self.common, self.own, self.point)
+        return math.hypot(self.common, self.own, self.point, self.work)
 
 
 NO_VARIATION = Variation()
@@ -149,15 +151,19 @@ def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Variance]:
     """Yield the parts of the variance of a weighted mean of differences.
 
     A data point's trials, and a part of what varies between the two runs, are its own. The rest is shared by all data
-    points, and by those of one set of devices.
+    points, by those of one set of devices, and by those of one work.
     """
     own: dict[frozenset[int], float] = defaultdict(float)
+    works: dict[str, float] = defaultdict(float)
     for weight, pair in weighted:
         own[frozenset(pair.key.members)] += weight * pair.between.own
+        works[pair.key.work] += weight * pair.between.work
         for run, estimate in (("base", pair.old), ("new", pair.now)):
             yield Variance((weight * estimate.cautious_error) ** 2, estimate.freedom, f"{run} {estimate.label}")
     runs = [pair.between for _, pair in weighted]
     yield Variance(2 * sum(deviation**2 for deviation in own.values()), min(run.own_freedom for run in runs), "links")
+    of_works = 2 * sum(deviation**2 for deviation in works.values())
+    yield Variance(of_works, min(run.work_freedom for run in runs), "works")
     points = 2 * sum((weight * pair.between.point) ** 2 for weight, pair in weighted)
     yield Variance(points, min(run.point_freedom for run in runs), "points")
     common = sum(weight * pair.between.common for weight, pair in weighted)
@@ -280,6 +286,8 @@ MIN_LINKS = 6
 # So nothing shows how much these vary, and a change in two runs is a claim only if runs that vary by 2% hardly make it
 # (benchmarks/between_runs.py).
 OF_FEW_LINKS = 0.006
+# The scale of fewer works is that of the two that happen to be most alike.
+_MIN_UNLIKE = 4
 # With fewer works at a size one direction's copies could be half of them.
 _MIN_WORKS = 9
 # Runs may be the reason for a shift of all links up to this, a difference of logs: with δ 6%, by which two runs differ
@@ -301,14 +309,16 @@ _Rows = list[list[Key]]  # the links of each work, those of one-way copies in ea
 def from_changes(changes: Mapping[Key, PointPair]) -> dict[Key, Variation]:
     """Return how much points vary from run to run, as two runs show it.
 
-    Points change as all links of their kind do, as their link does in all works, and by themselves. What is clearly
-    more than trials and default explain counts. Fewer links than `MIN_LINKS` show only how data points vary.
+    Points change as all links of their kind do, as their link does in all works, as their work does on all links, and
+    by themselves. What is clearly more than trials and default explain counts. Fewer links than `MIN_LINKS` show only
+    how data points vary.
     """
     found = {key: pair.between for key, pair in changes.items()}
     for of_size in grouped(((key.size_bytes, len(key.members)), key) for key in changes).values():
         if rows := _rows(of_size):
             found |= _with_points(changes, rows)
             found |= _with_links(changes, rows, found)
+            found |= _with_each_work(changes, rows, found)
         else:
             found |= _with_works(changes, of_size)
     for keys in _alike({key: pair.base for key, pair in changes.items()}):
@@ -408,6 +418,31 @@ def _with_links(changes: Mapping[Key, PointPair], rows: _Rows, found: Mapping[Ke
         if own > variation.own:
             variation = replace(variation, own=own, own_freedom=together.own_freedom, origin=VariationSource.COMPARISON)
         shown[key] = variation
+    return shown
+
+
+def _with_each_work(
+    changes: Mapping[Key, PointPair], rows: _Rows, found: Mapping[Key, Variation]
+) -> dict[Key, Variation]:
+    """Return how much all links of a work vary together if works of one size changed unlike each other.
+
+    The scale withstands that up to half of the works truly changed, as all collectives do with another NCCL.
+    """
+    by_work = grouped((key.work, key) for row in rows for key in row)
+    if len(by_work) < _MIN_UNLIKE:
+        return {}
+    keys = [key for of_work in by_work.values() for key in of_work]
+    trials = fmean(changes[key].of_trials for key in keys) * len(by_work) / len(keys)
+    spread = _scale([median(changes[key].difference for key in of_work) for of_work in by_work.values()]) ** 2
+    if spread <= _MORE**2 * (trials + 2 * fmean(changes[key].between.sigma ** 2 for key in keys)):
+        return {}
+    square, freedom = min(MAX_BETWEEN**2, (spread - trials) / 2), (len(by_work) - 1) / 2
+    shown = {}
+    for key in keys:
+        known = changes[key].between
+        of_both = known.common_freedom + freedom
+        work = math.sqrt((known.common_freedom * known.common**2 + freedom * square) / of_both)
+        shown[key] = replace(found[key], work=work, work_freedom=of_both, origin=VariationSource.COMPARISON)
     return shown
 
 
