@@ -22,7 +22,7 @@ from tests.builders import pair_run, shared
 
 # What a file keeps of a number is seven digits, so those are what survives the round trip exactly.
 NUMBERS = st.floats(1e-9, 1e9).map(lambda value: float(f"{value:.7g}"))
-# What a terminal obeys is made readable on the way in (test_printable.py).
+# What a terminal obeys is made readable on the way in (test_values.py).
 TEXTS = st.text(st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp")), max_size=12)
 PLACES = st.sampled_from(((), (0,), (1, 0)))  # positions of a run's first two devices
 PAIRS = st.sampled_from(((0, 1), (1, 0)))

@@ -21,7 +21,7 @@ from collbench.overlaps.streams import Device, Stream, opened, room, seconds_bet
 class StreamWork:
     """The work of one stream: `chunks` calls of `chunk(number)`, which queues its work and does not wait for it.
 
-    With `idle_s` each chunk has its own round and the stream idles that many seconds before it (protocol.Load).
+    With `idle_s` each chunk has its own round and the stream idles that many seconds before it (results.Load).
     """
 
     stream: Stream
