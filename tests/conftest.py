@@ -21,6 +21,8 @@ from hypothesis import HealthCheck, settings
 from tests.cli.program import Program
 from tests.native.fakes import Fakes, build
 
+pytest_plugins = ("tests.browser",)
+
 # Twenty examples, always the same: a fault that only one in a hundred shows deserves its own test. Many
 # others: make test ARGS='-m hypothesis --hypothesis-profile=thorough'
 settings.register_profile("collbench", derandomize=True, deadline=None, max_examples=20)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.html import conftest as browsers
+from tests import browser as browsers
 
 ROOT = Path(__file__).parent.parent
 REPORTED = "make: without Chromium the tests of the report's page are skipped: on Debian, apt install chromium"

@@ -395,7 +395,7 @@ def exported(job: Job) -> dict[tuple[int, int], list[tuple[Any, list[Any]]]]:
 
 
 def test_perfetto_gets_each_kernel_and_its_waiting_and_transfer() -> None:
-    """No trace_processor: its package downloads a program. The rules by which it nests slices are checked instead."""
+    """Perfetto itself opens traces in test_trace_processor.py, where a browser is."""
     tracks = exported(job_of([steps(), steps(7.0, rank=1)]))
     assert [pid for pid, _ in tracks] == [0, 1]
     for (rank, _), slices in tracks.items():
