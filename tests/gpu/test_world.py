@@ -152,7 +152,7 @@ def test_disjoint_sets_are_timed_at_once(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_sees_only_one_gpu_uses_it(tmp_path: Path) -> None:
-    """As under srun --gpus-per-task=1."""
+    """As under srun --gpus-per-task=1 where no cgroup constrains devices."""
     file, port = tmp_path / "run.json", free_port()
     arguments = ["allreduce", "--backend", "cuda", "--sizes", SIZES, "--quick", "--output", str(file)]
     environments = [as_slurm(rank, 2, port, CUDA_VISIBLE_DEVICES=rank) for rank in range(2)]

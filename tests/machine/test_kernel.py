@@ -9,7 +9,7 @@ import pathlib
 
 import pytest
 
-from collbench.machine.kernel import available_bytes, cpu_quota, has_gpu_files, withheld
+from collbench.machine.kernel import available_bytes, cpu_quota, has_gpu_files, unseen_in_step, withheld
 from tests.machine.roots import write
 
 MEMINFO = {"proc/meminfo": "MemTotal:       24684000 kB\nMemAvailable:       1000 kB\n"}
@@ -93,6 +93,16 @@ def test_gpus_that_the_driver_does_not_show_are_counted_on_pci(
     write(tmp_path, files | {mark: ""})
     answer = withheld(shown, {}, tmp_path)
     assert answer.startswith(said) if said else answer == "", title
+    bound = withheld(shown, {"SLURM_GPUS_ON_NODE": "3"}, tmp_path)
+    assert bound.startswith(f"Slurm's step has {3 - shown} more, which this task is not bound to: srun --gpu-bind=none")
+
+
+@pytest.mark.parametrize(
+    ("count", "unseen"), [(None, None), ("", None), ("two", None), ("1", 0), ("2", 0), ("4", 2), ("²", None)]
+)
+def test_a_task_knows_how_many_gpus_its_step_has(count: str | None, unseen: int | None) -> None:
+    """As srun sets it for a step, and not at all for one without GPUs [srun(1), SLURM_GPUS_ON_NODE]."""
+    assert unseen_in_step(2, {} if count is None else {"SLURM_GPUS_ON_NODE": count}) == unseen
 
 
 @pytest.mark.parametrize(

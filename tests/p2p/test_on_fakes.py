@@ -130,6 +130,18 @@ def test_opening_that_fails_for_one_gpu_leaves_the_links_of_the_others(fakes: Fa
     assert {states[link] for link in states if 2 in link} == {"fails"}
 
 
+def test_a_task_that_is_bound_to_one_gpu_is_told_how_to_see_the_others(fakes: Fakes) -> None:
+    """No link with both ends in one process can show it [NVIDIA/nccl#1066]."""
+    bound = {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0"}
+    done = on_gpus(fakes, ("check", "--map-p2p", "--backend", "cuda"), bound, gpus=1)
+    assert (done.code, done.stdout) == (2, "")
+    said = "Slurm's step has 1 more, which this task is not bound to: srun --gpu-bind=none"
+    assert said in done.stderr
+    done = on_gpus(fakes, ("check", "--map-p2p", "--backend", "cuda"), bound, gpus=2)
+    assert done.code == 2
+    assert said not in done.stderr, "the driver shows both, and a variable hides one"
+
+
 @pytest.mark.parametrize(
     ("case", "settings", "words", "status", "said"),
     [

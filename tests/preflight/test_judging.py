@@ -69,6 +69,10 @@ def test_what_prevents_a_run_fails_with_its_fix(
     ("what", "facts", "name", "message", "fix"),
     [
         ("a GPU off the bus", machine(driver={"on_the_bus": 5}), "GPUs", "1 more on PCI", "dmesg"),
+        ("a task bound to half of its step", machine(driver={"on_the_bus": 8}, environment={"SLURM_GPUS_ON_NODE": "8"}),
+         "GPUs", "Slurm's step has 4 more here, and NCCL has no P2P with GPUs that", "srun --gpu-bind=none"),
+        ("cores of the far socket in a job", machine(host={"cpus": (64, 65)}), "NUMA", "GPU0 (0-63)",
+         "Slurm: --gres-flags=enforce-binding"),
         ("a typo in the list", machine(environment={"CUDA_VISIBLE_DEVICES": "0,1,7"}), "CUDA_VISIBLE_DEVICES",
          "leaves GPU0, GPU1: '7' names no GPU here", "nvidia-smi -L"),
         ("a list of mixed forms", machine(environment={"CUDA_VISIBLE_DEVICES": "1,GPU-0"}), "CUDA_VISIBLE_DEVICES",
@@ -128,6 +132,8 @@ def test_what_costs_speed_or_certainty_warns_with_its_fix(
     [
         ("GPUs kept from a container", machine(host={"container": "docker"}, driver={"on_the_bus": 8}), "GPUs",
          "4 more on PCI, not given to this container"),
+        ("GPUs of other jobs", machine(driver={"on_the_bus": 8}, environment={"SLURM_GPUS_ON_NODE": "4"}), "GPUs",
+         "4 more on PCI, not given to this step of Slurm"),
         ("an IOMMU where all is NVLink", machine(host={"iommu": True, "slots": {2: Slot("DMA")}}), "IOMMU", "no pair"),
         ("ACS where all is NVLink", machine(host={"slots": {2: Slot("", ("0000:40:01.0",))}}), "ACS", "no pair"),
         ("a small memlock and no InfiniBand", machine(host={"memlock": 65536}), "locked memory", "InfiniBand"),

@@ -109,6 +109,21 @@ def test_a_gpu_is_a_duplicate_on_one_host_only() -> None:
     assert factory.shared_gpus([rank(0, backend="host"), rank(0, "b", backend="host")]) == (), "cores may be"
 
 
+def test_ranks_that_are_shown_fewer_gpus_than_their_host_uses_have_no_p2p_with_the_others() -> None:
+    """As under srun --gpus-per-task=1, or in pods of one GPU each."""
+    bound = tuple(replace(one, shown=1) for one in FOUR)
+    (message,) = factory.unseen_gpus(bound)
+    assert message.startswith(
+        "rank 0 on a is shown 1 of the 2 GPUs that ranks there use (3 others likewise): NCCL cannot use P2P with the "
+        "rest; srun --gpu-bind=none"
+    )
+    (message,) = factory.unseen_gpus((*FOUR[:3], bound[3]))
+    assert message.startswith("rank 3 on b is shown 1 of the 2 GPUs that ranks there use: ")
+    assert factory.unseen_gpus(tuple(replace(one, shown=2) for one in FOUR)) == ()
+    assert factory.unseen_gpus(FOUR) == (), "cores"
+    assert factory.unseen_gpus((bound[0], bound[2])) == (), "one on each host"
+
+
 def test_hosts_of_one_network_have_paths_over_it_and_meet_on_loopback() -> None:
     ranks = (rank(0), rank(1, "b", network_key="net a"))
     assert factory.host_leaders(ranks) == {0: (0,), 1: (1,)}

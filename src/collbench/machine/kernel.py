@@ -171,8 +171,24 @@ def container_fix(container: str, otherwise: str) -> str:
     return _GPUS.get(container, otherwise)
 
 
+# How many GPUs a step has on this node; every task's, however few GPUs it is bound to [srun(1)].
+STEP_GPUS = "SLURM_GPUS_ON_NODE"
+UNBOUND = "srun --gpu-bind=none"
+
+
+def unseen_in_step(shown: int, environment: Mapping[str, str]) -> int | None:
+    """Return how many GPUs its step of Slurm has beside those that the driver shows to a task; None outside of one.
+
+    A cgroup hides from a task what it is not bound to, where cgroup.conf has ConstrainDevices [srun(1), --tres-bind].
+    """
+    count = environment.get(STEP_GPUS, "")
+    return max(int(count) - shown, 0) if re.fullmatch(r"\d{1,4}", count, re.ASCII) else None
+
+
 def withheld(shown: int, environment: Mapping[str, str], root: pathlib.Path = _ROOT) -> str:
-    """Return how many GPUs PCI has beside those that the driver shows, and how to get them; "" for none."""
+    """Return how many GPUs the driver does not show, of PCI or of Slurm's step, and how to get them; "" for none."""
+    if unseen := unseen_in_step(shown, environment):
+        return f"Slurm's step has {unseen} more, which this task is not bound to: {UNBOUND}"
     more, container = (gpus_on_pci(root) or 0) - shown, container_kind(root, environment)
     kept = (
         f"PCI has {more} more, which the {container} container was not given" if container else f"PCI has {more} more"

@@ -199,7 +199,7 @@ def _fabric_state(asked: Query) -> int | None:
 
 _REGISTRY = re.compile(r'^RegistryDwords: *"(.*)"$', re.MULTILINE)
 # Variables that the report judges beside those that a run records.
-_JUDGED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_PRELOAD", "COLLBENCH_NCCL")
+_JUDGED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_PRELOAD", "COLLBENCH_NCCL", kernel.STEP_GPUS)
 
 
 def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Device]) -> Host:

@@ -100,10 +100,15 @@ def _count(facts: MachineFacts) -> Line:
     if not gpus:
         fix = kernel.container_fix(facts.host.container, "check nvidia-smi -L and the permissions of /dev/nvidia*")
         return fail("GPUs", "the driver shows no GPU to this process", fix)
+    unseen = kernel.unseen_in_step(len(gpus), facts.environment)
+    if unseen and not any(gpu.mig for gpu in gpus):  # Slurm may count MIG devices
+        text += f"; Slurm's step has {unseen} more here, and NCCL has no P2P with GPUs that a task does not see"
+        return warn("GPUs", text, f"{kernel.UNBOUND}; without bound tasks, check dmesg | grep -i xid")
     if hidden <= 0:
         return ok("GPUs", text)
-    if facts.host.container:
-        return ok("GPUs", f"{text}; {hidden} more on PCI, not given to this container")
+    if facts.host.container or unseen == 0:
+        owner = "container" if facts.host.container else "step of Slurm"
+        return ok("GPUs", f"{text}; {hidden} more on PCI, not given to this {owner}")
     fix = "check dmesg | grep -i xid for a GPU that fell off the bus, and /dev/nvidia* for one without access"
     return warn("GPUs", f"{text}; {hidden} more on PCI that the driver does not show", fix)
 
@@ -529,7 +534,7 @@ def _numa(host: Host, gpus: Sequence[GpuState]) -> Line:
     far = [gpu for gpu in with_affinity if not set(parse_cpus(gpu.device.cpu_affinity)) & set(host.cpus)]
     if far:
         each = ", ".join(f"{gpu.device.tag} ({gpu.device.cpu_affinity})" for gpu in far)
-        fix = "widen the cgroup's cpuset or taskset's mask to these CPUs; Slurm: --gpu-bind=closest"
+        fix = "widen the cgroup's cpuset or taskset's mask to these CPUs; Slurm: --gres-flags=enforce-binding"
         return warn("NUMA", f"no available CPU is near {each}", fix, far)
     usable = (None, *host.memory_nodes)
     without = [gpu for gpu in gpus if host.memory_nodes and gpu.device.numa_node not in usable]

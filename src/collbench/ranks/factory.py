@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from collbench.machine import variables
+from collbench.machine import kernel, variables
 from collbench.machine.launchers import LaunchEnvironment
 from collbench.measurement.backends import child_process
 from collbench.measurement.backends.protocol import BackendFacts, Call, Opened
@@ -104,6 +104,19 @@ def shared_gpus(ranks: Sequence[Introduction]) -> tuple[str, ...]:
         "NCCL treats them as several hosts, and each rank uses a part of the GPU"
         for uuid, sharing in _grouped(facts.device.uuid for facts in ranks).items()
         if len(sharing) > 1
+    )
+
+
+def unseen_gpus(ranks: Sequence[Introduction]) -> tuple[str, ...]:
+    """Return a sentence on ranks that are shown fewer GPUs than the ranks of their host use; () if none is."""
+    hosts, used = host_names(ranks), Counter(facts.host_key for facts in ranks)
+    few = [rank for rank, facts in enumerate(ranks) if 0 < facts.shown < used[facts.host_key]]
+    if not few:
+        return ()
+    first, others = ranks[few[0]], f" ({len(few) - 1} others likewise)" if len(few) > 1 else ""
+    return (
+        f"rank {few[0]} on {hosts[few[0]]} is shown {first.shown} of the {used[first.host_key]} GPUs that ranks there "
+        f"use{others}: NCCL cannot use P2P with the rest; {kernel.UNBOUND}, or a container with all GPUs",
     )
 
 
@@ -296,7 +309,7 @@ class World:
         ends = {number: self._ends[rank] for number, rank in enumerate(kept) if rank in self._ends}
         ranks.rename({rank: f"rank {rank} on {host}" for rank, host in enumerate(host_names(introduced))})
         check_ranks(introduced)
-        for text in shared_gpus(introduced):
+        for text in (*shared_gpus(introduced), *unseen_gpus(introduced)):
             self._say(text)
         devices = devices_of(introduced)
         ranks.ask(dict.fromkeys(ranks.everyone, Call("meet", (devices,))))

@@ -44,6 +44,7 @@ class Introduction:
     device: Device
     machine: Machine
     boot: str = ""
+    shown: int = 0  # GPUs that the driver shows to the rank, whatever CUDA_VISIBLE_DEVICES hides; 0 for cores
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,9 +94,10 @@ class RankWorker(ABC):
         return ()
 
 
-def _introduction(backend: str, device: Device, machine: Machine) -> Introduction:
+def _introduction(backend: str, device: Device, machine: Machine, shown: int = 0) -> Introduction:
     own = host_identity(os.environ)
-    return Introduction(own.name, own.key, own.network, backend, version("collbench"), device, machine, own.boot)
+    ours = version("collbench")
+    return Introduction(own.name, own.key, own.network, backend, ours, device, machine, own.boot, shown)
 
 
 # A rank with a GPU: NVML in this process, CUDA and NCCL in a worker process that may crash.
@@ -130,7 +131,7 @@ class CudaRankWorker(RankWorker):
         """Return this host and the rank's GPU. Raises UsageError if there are more ranks than GPUs."""
         device = self._own(self._backend.list_gpus())
         self._gpu = ObservedGpus(self._nvml, (device,), lambda: self._backend.process_ids)
-        return _introduction("cuda", device, here(self._nvml))
+        return _introduction("cuda", device, here(self._nvml), len(self._nvml.devices()))
 
     def make_id(self) -> str:
         """Return NCCL's id as hexadecimal digits; the worker that makes it listens for the other ranks."""

@@ -296,13 +296,23 @@ def choose_devices(
 ) -> tuple[Device, ...]:
     """Return those of the present devices that `wanted` names, at least `fewest`. Raises UsageError."""
     devices = device_names.select(present, wanted)
-    hidden, withheld = NAME in os.environ, ""
-    if len(devices) < fewest and not hidden and not simulated:
-        from collbench.machine import kernel  # late: only what is refused needs it
-
-        withheld = kernel.withheld(len(present), os.environ)
+    withheld = "" if len(devices) >= fewest or simulated else _withheld(len(present))
+    hidden = NAME in os.environ
     device_names.check_enough(devices, present, fewest, hidden=hidden, simulated=simulated, withheld=withheld)
     return devices
+
+
+def _withheld(present: int) -> str:
+    """Return how many GPUs the driver does not show, and how to get them; "" if CUDA_VISIBLE_DEVICES may hide them."""
+    from collbench.machine import kernel  # late: only what is refused needs it
+    from collbench.machine.nvml import Nvml
+
+    if NAME not in os.environ:
+        return kernel.withheld(present, os.environ)
+    if kernel.STEP_GPUS in os.environ:  # srun sets both
+        with suppress(MachineError), Nvml() as nvml:
+            return kernel.withheld(len(nvml.devices()), os.environ)
+    return ""
 
 
 def _open_host(wanted: str | None) -> Opened:
