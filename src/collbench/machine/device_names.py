@@ -244,10 +244,11 @@ ACTING: dict[str, Callable[[Sequence[Device]], str]] = {
     "docker": lambda devices: f"--gpus '\"device={','.join(_names(devices))}\"'",
     # One --env per variable, so that its value may hold commas [apptainer 1.1, PR 413].
     "apptainer": lambda devices: " ".join(["--nv", *(f"--env {pair}" for pair in _assignments(variables(devices)))]),
-    # One task per GPU. CUDA_VISIBLE_DEVICES would not work: srun sets it anew in every step. Its map_gpu counts as
-    # nvidia-smi does inside the job: among the job's GPUs where cgroups constrain devices, else among all of the node
-    # [srun(1), --gpu-bind].
-    "slurm": lambda devices: f"--nodes=1 --ntasks={len(devices)} --gpu-bind=map_gpu:{_comma_list(devices)}",
+    # One task per GPU. Cgroups would hide from bound tasks each other's GPUs, and NCCL could not use P2P (docs/p2p.md).
+    # srun sets CUDA_VISIBLE_DEVICES anew in every step, so the command begins with env [srun(1)].
+    "slurm": lambda devices: " ".join(
+        [f"--nodes=1 --ntasks={len(devices)} --gpu-bind=none env", *_assignments(variables(devices))]
+    ),
 }
 
 
