@@ -9,6 +9,7 @@ from collbench.judge.diagnose import Kind, judge
 from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
+from collbench.report.text.verdicts import finding
 from tests.builders import GIB, measured, nvml_says, smi_says, throttled
 from tests.judge.checked import Members, beside_others, faults, flagged, h200, pcie, slow, the, undone, with_check
 
@@ -70,6 +71,17 @@ def test_what_the_copies_carry_is_the_limit_of_a_contradiction() -> None:
     contradiction = the(h200(slow(PAIRS, 0.3, copies=False)), Kind.COLLECTIVE_CONTRADICTION)
     assert contradiction.theory_gbs is not None
     assert 390 < contradiction.theory_gbs < 397
+
+
+def test_without_copies_a_contradiction_says_theory_and_blames_no_nccl() -> None:
+    run = h200(slow(PAIRS, 0.3, copies=False))
+    bare = replace(run, measurements=[m for m in run.measurements if m.point.operation.is_collective])
+    copied, uncopied = (the(either, Kind.COLLECTIVE_CONTRADICTION) for either in (run, bare))
+    assert copied.text.startswith("NCCL reaches 25% of the capacity of its slowest link (")
+    assert " GB/s, links 39" in finding(copied)
+    assert uncopied.text.startswith("22% of what NVLink allows in theory (")
+    assert " GB/s, theory 450" in finding(uncopied)
+    assert uncopied.cause.name == "link_or_nccl"
 
 
 @pytest.mark.parametrize(("share", "kind"), [(DISABLED, Kind.NV_NOT_USED), (0.3, Kind.COLLECTIVE_CONTRADICTION)])

@@ -205,8 +205,8 @@ def nccl_or_link(facts: Facts, links: Collection[Link], nccl: Cause) -> Cause:
     """Return `nccl` as the cause of slow collectives on links whose copies show that the links are not to blame."""
     if all(facts.readings.best(link) for link in links):
         return nccl
-    shows = "no copies were measured on it, which show which ('collbench pairs')"
-    return Cause("link_or_nccl", f"the link itself or NCCL's path over it: {shows}", nccl.fix)
+    text = "the link itself or NCCL's path over it: copies show which ('collbench pairs'), and none were measured on it"
+    return Cause("link_or_nccl", text, nccl.fix)
 
 
 def first_link(blame: Blame, readings: Collection[Reading]) -> Link:

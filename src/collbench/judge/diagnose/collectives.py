@@ -75,10 +75,11 @@ def collectives(facts: Facts) -> Iterator[Verdict]:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A collective that is far below `allowed` GB/s."""
+    """A collective that is far below its slowest link, which carries `capacity` GB/s in copies, else in theory."""
 
     reading: Reading
-    allowed: float
+    capacity: float
+    by_copies: bool
     over_nvlink: bool
     no_faster_than_pcie: bool
 
@@ -131,24 +132,27 @@ def _far_below(facts: Facts, reading: Reading) -> _Case | None:
     over_nvlink = all(map(facts.over_nvlink, combinations(reading.members, 2)))
     if not over_nvlink and len(reading.members) > 2:
         return None  # rings over PCIe share uplinks: no single link limits them
-    allowed = _allowed(facts, reading.members, over_nvlink=over_nvlink)
+    slowest = _slowest(facts, reading.members, over_nvlink=over_nvlink)
     high = facts.readings.interval(reading)[2]
     share = _least(facts, reading.members, over_nvlink=over_nvlink)
-    if allowed is None or high >= share * allowed:
+    if slowest is None or high >= share * slowest[0]:
         return None
+    _expected, capacity, by_copies = slowest
     ceiling = facts.pcie_ceiling(reading.members) if over_nvlink else None
-    return _Case(reading, allowed, over_nvlink, no_faster_than_pcie=ceiling is not None and high <= ceiling)
+    unused = ceiling is not None and high <= ceiling
+    return _Case(reading, capacity, by_copies, over_nvlink, no_faster_than_pcie=unused)
 
 
-def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> float | None:
-    """Return the rate of the slowest link among the members in GB/s, measured or by theory; None if unknown."""
+def _slowest(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> tuple[float, float, bool] | None:
+    """Return what the slowest link carries at least, its capacity, and whether copies showed it; None if unknown."""
     carried = []
     for link in permutations(members, 2):
         copy, limit = facts.readings.best(link), facts.limit(link)
         if copy is not None:
-            carried.append(facts.readings.interval(copy)[0])
+            least = facts.readings.interval(copy)[0]
+            carried.append((least, least, True))
         elif over_nvlink and limit is not None:
-            carried.append(DEGRADED * limit)  # no copy shows its rate; a lower rate is the subject of NV_DEGRADED
+            carried.append((DEGRADED * limit, limit, False))  # NV_DEGRADED is about a lower rate
         else:
             return None
     return min(carried)
@@ -173,17 +177,21 @@ def _verdicts(facts: Facts, kind: Kind, cases: list[_Case], judged: frozenset[Li
 
 def _verdict(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case]) -> Verdict:
     unused = kind is Kind.NV_NOT_USED
-    worst = min(cases, key=lambda case: case.reading.middle - case.allowed)
+    worst = min(cases, key=lambda case: case.reading.middle - case.capacity)
     works = names(case.reading.work for case in cases)
     cause = _cause(facts, blame, unused=unused)
-    ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
-    shares = [case.reading.gbs / case.allowed for case in cases if case.reading.work == worst.reading.work]
-    share = span(shares, "{:.0%}".format)
-    text = f"NCCL reaches {share} of the capacity of its slowest link ({works})"
+    alike = [case for case in cases if case.reading.work == worst.reading.work]
+    ours = [case.reading for case in alike]
     if unused:
         label = facts.label(first_link(blame, ours))
         text = f"NCCL is no faster than PCIe, though the label is {label} ({works})"
-    return verdict_on(facts, kind, blame, text, cause, ours, None if unused else worst.allowed)
+        return verdict_on(facts, kind, blame, text, cause, ours)
+    share = span([case.reading.gbs / case.capacity for case in alike], "{:.0%}".format)
+    text = f"{share} of what NVLink allows in theory ({works})"
+    if by_copies := all(case.by_copies for case in alike):
+        text = f"NCCL reaches {share} of the capacity of its slowest link ({works})"
+    limit = "links" if by_copies else "theory"
+    return verdict_on(facts, kind, blame, text, cause, ours, worst.capacity, limit=limit)
 
 
 def _cause(facts: Facts, blame: Blame, *, unused: bool) -> Cause:

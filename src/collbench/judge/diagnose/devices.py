@@ -92,6 +92,7 @@ def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bo
         cause,
         label=check.label,
         theory_gbs=check.isolated_gbs,
+        limit="isolated",
         measured=(gbs / off, gbs, gbs * off),
     )
 

@@ -79,6 +79,7 @@ class Cause:
 class Verdict:
     """One disagreement. `theory_gbs` and `measured` (lo, mid, hi) are GB/s one way, None if the kind has none.
 
+    `limit` says what `theory_gbs` is: what copies showed of the "links", the "isolated" rate, or "theory".
     `members` are positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one is to blame, or all.
     `place` names them and their links, and `text` is what was found there, "" if `place` says it. `label` is that of
     the links, "" if there is none. `confirmed` is False if only concurrent samples showed it, and no interference check
@@ -95,6 +96,7 @@ class Verdict:
     cause: Cause
     label: str = ""
     theory_gbs: float | None = None
+    limit: str = "theory"
     measured: Interval | None = None
     confirmed: bool = True
     failure: Failure | None = None

@@ -34,8 +34,6 @@ _NOTHING = (
     "no pair has three trials of a copy of 16M or more in both directions, or of a collective of 64M or more: "
     "'collbench check' measures them"
 )
-# What a verdict's limit is where it is not the theory of a path (docs/check.md).
-_LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "links", Kind.CONTENTION: "isolated"}
 _MAX_NAMES = 4  # of pairs
 # Depending on the noise of their trials (docs/method/verdicts.md 6).
 _FALSE = "of simulated machines without a fault 0 to 0.06% are accused"
@@ -180,12 +178,11 @@ def _found(run: Run, verdict: Verdict) -> Found:
     """Return one verdict: its kind and devices, then a field a line."""
     devices, fields = set(verdict.members), [("what", what(verdict, run))]
     if verdict.theory_gbs is not None:
-        limit = _LIMITS.get(verdict.kind, "theory")
         paths = (p for p in run.paths if set(p.devices) <= devices and p.label == verdict.label)
         path = next((p for p in paths if p.theory_gbs == verdict.theory_gbs), None)
-        source = path.theory_source if path and limit == "theory" and len(devices) > 1 else ""
+        source = path.theory_source if path and verdict.limit == "theory" and len(devices) > 1 else ""
         gbs, source = f"{fixed(verdict.theory_gbs)} GB/s{sim(run, ' sim')}", source.removeprefix("sim: ")
-        fields.append((limit, f"{gbs}: {source}" if source else gbs))
+        fields.append((verdict.limit, f"{gbs}: {source}" if source else gbs))
     if verdict.measured is not None:
         low, middle, high = map(figure, verdict.measured)
         confirmed = "" if verdict.confirmed else "; not confirmed in isolation"
@@ -320,8 +317,7 @@ def finding(verdict: Verdict) -> str:
     """Return a verdict in one line: its kind, where it is, the cause that was seen or what was found, and the rates."""
     rates = ""
     if verdict.measured is not None and verdict.theory_gbs is not None and verdict.kind is not Kind.IMPOSSIBLE:
-        limit = _LIMITS.get(verdict.kind, "theory")
-        rates = f"{figure(verdict.measured[1])} GB/s, {limit} {fixed(verdict.theory_gbs)}"
+        rates = f"{figure(verdict.measured[1])} GB/s, {verdict.limit} {fixed(verdict.theory_gbs)}"
     unsure = "" if verdict.confirmed else "not confirmed in isolation"
     found = (verdict.cause.text, rates) if verdict.cause.seen else (rates, verdict.text)
     said = "; ".join(filter(None, (*found, unsure)))
