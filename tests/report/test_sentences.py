@@ -9,7 +9,7 @@ import pytest
 from collbench.judge.outcome import Absence, AbsenceKind
 from collbench.model.errors import Cause, Failure, FailureKind, WrongData, died
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import SkipKind, Skipped
+from collbench.model.run import Path, SkipKind, Skipped
 from collbench.report import sentences
 from tests.builders import gpus, run_of
 
@@ -74,6 +74,23 @@ def test_each_kind_of_skip_has_a_reason(kind: SkipKind) -> None:
 )
 def test_wrong_data_names_its_place_and_its_first_element(wrong: WrongData, sentence: str) -> None:
     assert sentence in sentences.skipped(Skipped(SkipKind.WRONG_DATA, members=wrong.members, wrong=wrong), RUN)
+
+
+@pytest.mark.parametrize(
+    ("work", "members", "advice"),
+    [
+        (Work(Operation.CE_WRITE), (0, 1), "Do not train over this link"),
+        (SUM, (0, 1), "Do not train over this link"),
+        (SUM, (0, 1, 2), "IOMMU or ACS settings are the usual cause"),
+        (Work(Operation.CE_WRITE), (1, 2), "IOMMU or ACS settings are the usual cause"),
+        (Work(Operation.H2D_CE, Variant.HOST), (2,), "IOMMU or ACS settings are the usual cause"),
+        (Work(Operation.SM_READ, Variant.LOCAL), (2,), "Do not train on this GPU"),
+    ],
+)
+def test_only_paths_over_pcie_are_blamed_on_an_iommu(work: Work, members: tuple[int, ...], advice: str) -> None:
+    labels = {(0, 1): "NV18", (0, 2): "PHB", (1, 2): "PHB"}
+    paths = [Path(pair, label) for pair, label in labels.items()]
+    assert sentences.wrong_data(WrongData(work, 64, members), RUN.devices, paths).endswith(advice)
 
 
 @pytest.mark.parametrize("kind", list(AbsenceKind))

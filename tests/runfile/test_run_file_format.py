@@ -256,7 +256,7 @@ def test_a_value_that_json_lacks_is_no_value() -> None:
     text = run_file.dumps(run)
     assert "NaN" not in text
     assert run_file.loads(text, "x") == run
-    assert "expected 1, found no finite number" in sentences.wrong_data(found, run.devices)
+    assert "expected 1, found no finite number" in sentences.wrong_data(found, run.devices, run.paths)
 
 
 @pytest.mark.parametrize("damaged", [False, True])

@@ -165,7 +165,7 @@ def explained(error: DataCorruption, run: Run) -> DataCorruption:
     from collbench.report.sentences import wrong_data  # late: only for a failure
 
     simulated = "sim: " if capabilities(run.backend).simulated else ""
-    return DataCorruption(simulated + wrong_data(error.wrong, run.devices), error.wrong)
+    return DataCorruption(simulated + wrong_data(error.wrong, run.devices, run.paths), error.wrong)
 
 
 def wrong_data_of(run: Run) -> list[str]:

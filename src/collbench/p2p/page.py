@@ -10,7 +10,7 @@ from rich.text import Text
 
 from collbench.machine import labels
 from collbench.model.errors import ExitStatus, Failure, FailureKind, WrongData
-from collbench.model.run import Device, tags
+from collbench.model.run import tags
 from collbench.model.units import STAGED_FASTER, abridged, amount, figure, fixed, grouped, span, verb
 from collbench.p2p.causes import PeerCause, held_back, workarounds
 from collbench.p2p.peer_map import (
@@ -181,7 +181,7 @@ def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
     for link in peer_map.links:
         if told := [crossing for crossing in map(link.of, BY_PEER_ACCESS) if crossing and crossing.state in _TOLD]:
             ways = ", ".join(dict.fromkeys(_WORDS[crossing.work] for crossing in told))
-            failed.setdefault((told[0].state, ways), []).append((link.devices, _why(told[0], devices)))
+            failed.setdefault((told[0].state, ways), []).append((link.devices, _why(told[0], peer_map)))
     for (_, ways), links in failed.items():
         names = _names([link for link, _ in links], peer_map)
         example = f"{tags(links[0][0], devices, '→')}: " if len(links) > 1 else ""
@@ -189,7 +189,7 @@ def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
         every_link = (Lines(f"trouble   {tags(link, devices, '→')} ({ways}): {why}") for link, why in links)
         yield from whole("tables", *every_link)
     if peer_map.nccl_failure is not None:
-        yield Lines(f"NCCL      all-to-all: {_trouble(peer_map.nccl_failure, devices)}")
+        yield Lines(f"NCCL      all-to-all: {_trouble(peer_map.nccl_failure, peer_map)}")
     yield from (Lines(line) for _, line in _besides(peer_map))
     first = _first(peer_map, every)
     explained = set(first.links if first else ())
@@ -259,7 +259,7 @@ def _besides(peer_map: PeerMap) -> Iterator[tuple[str, str]]:
         line = f"trouble   all GPUs in one process: {why}; each link had a process of its own"
         yield "no process can open all GPUs", line
     if lost := _host_trouble(peer_map):
-        names, why = _names([link for link, _ in lost], peer_map), _why(lost[0][1], peer_map.devices)
+        names, why = _names([link for link, _ in lost], peer_map), _why(lost[0][1], peer_map)
         yield f"copies through the host fail on {names}", f"trouble   through the host, {names}: {why}"
     if others := _contradicted(peer_map):
         differ = f"CUDA, NVML and nvidia-smi topo -p2p differ for {_names(others, peer_map)}"
@@ -374,14 +374,14 @@ def _names(links: Sequence[Link], peer_map: PeerMap) -> str:
     return abridged([tags(link, peer_map.devices, "→") for link in links], _MAX_LINKS)
 
 
-def _trouble(what: Failure | WrongData | None, devices: Sequence[Device]) -> str:
+def _trouble(what: Failure | WrongData | None, peer_map: PeerMap) -> str:
     if isinstance(what, WrongData):
-        return wrong_data(what, devices)
-    return failure(what, devices) if what else ""
+        return wrong_data(what, peer_map.devices, peer_map.paths)
+    return failure(what, peer_map.devices) if what else ""
 
 
-def _why(crossing: Crossing, devices: Sequence[Device]) -> str:
-    return _trouble(crossing.failure or crossing.wrong, devices) or (
+def _why(crossing: Crossing, peer_map: PeerMap) -> str:
+    return _trouble(crossing.failure or crossing.wrong, peer_map) or (
         crossing.refusal.detail if crossing.refusal else ""
     )
 
@@ -400,15 +400,15 @@ def as_json(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> 
         "answer": answer(peer_map, every),
         "seconds": round(peer_map.seconds, 3),
         "devices": [picked(device, "index", "uuid", "name") for device in devices],
-        "links": [_link_json(link, devices) for link in peer_map.links],
-        "together": _trouble(peer_map.together, devices),
-        "nccl_failure": _trouble(peer_map.nccl_failure, devices),
+        "links": [_link_json(link, peer_map) for link in peer_map.links],
+        "together": _trouble(peer_map.together, peer_map),
+        "nccl_failure": _trouble(peer_map.nccl_failure, peer_map),
         "causes": [picked(cause, "name", "certainty", "links", "text", "fix") for cause in every],
         "meanwhile": list(workarounds(peer_map)),
     }
 
 
-def _link_json(link: PeerLink, devices: Sequence[Device]) -> dict[str, Any]:
+def _link_json(link: PeerLink, peer_map: PeerMap) -> dict[str, Any]:
     return {
         "source": link.devices[0],
         "destination": link.devices[1],
@@ -421,7 +421,7 @@ def _link_json(link: PeerLink, devices: Sequence[Device]) -> dict[str, Any]:
             {
                 "by": _WORDS[crossing.work].replace(" ", "_"),
                 **picked(crossing, "size_bytes", "state", "gbs"),
-                "why": _why(crossing, devices),
+                "why": _why(crossing, peer_map),
             }
             for crossing in link.crossings
         ],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from collbench.judge.outcome import Absence, AbsenceKind, corruptions
+from collbench.machine.labels import is_nvlink
 from collbench.model.errors import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant
-from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped, tags
+from collbench.model.run import Device, Flag, FlagKind, Path, Run, SkipKind, Skipped, tags
 from collbench.model.units import DTYPE_BYTES, amount, fixed, format_approximate_size, format_size
 
 
@@ -93,7 +94,7 @@ def _failed(failed: Failure, devices: Sequence[Device]) -> str:
     )
 
 
-def wrong_data(wrong: WrongData, devices: Sequence[Device]) -> str:
+def wrong_data(wrong: WrongData, devices: Sequence[Device], paths: Iterable[Path]) -> str:
     """Return which data was wrong, where, and what to do."""
     first, others = tags(wrong.members[:1], devices), tags(wrong.members[1:], devices)
     if not first:
@@ -113,11 +114,19 @@ def wrong_data(wrong: WrongData, devices: Sequence[Device]) -> str:
     if wrong.expected is not None:
         found = "no finite number" if wrong.found is None else fixed(wrong.found, 6)
         values = f": expected {fixed(wrong.expected, 6)}, found {found}"
-    advice = "Do not train over this link; IOMMU or ACS settings are the usual cause"
+    reported = f"{', '.join(details)}{values}. {_advice(wrong, devices, paths)}"
+    return f"wrong data: {wrong.work} of {format_size(wrong.size_bytes)}, {where}: {reported}"
+
+
+def _advice(wrong: WrongData, devices: Sequence[Device], paths: Iterable[Path]) -> str:
     if devices and devices[0].is_core:
-        advice = "Do not trust this machine; test its memory (memtest86+)"
-    reported = f"{', '.join(details)}{values}"
-    return f"wrong data: {wrong.work} of {format_size(wrong.size_bytes)}, {where}: {reported}. {advice}"
+        return "Do not trust this machine; test its memory (memtest86+)"
+    if wrong.work.variant is Variant.LOCAL:
+        return "Do not train on this GPU"
+    crossed = [path.label for path in paths if {*path.devices} <= {*wrong.members}]
+    if crossed and all(map(is_nvlink, crossed)):
+        return "Do not train over this link"  # an IOMMU and ACS concern PCIe
+    return "Do not train over this link; IOMMU or ACS settings are the usual cause"
 
 
 # Skips and missing figures.
@@ -168,7 +177,7 @@ def skipped_what(skip: Skipped, run: Run) -> str:
 def skipped_reason(skip: Skipped, run: Run) -> str:
     """Return why it was skipped."""
     if skip.wrong is not None:
-        return wrong_data(skip.wrong, run.devices)
+        return wrong_data(skip.wrong, run.devices, run.paths)
     dtype = run.settings.dtype
     return _SKIPPED_WHY[skip.kind].format(
         count=skip.count,
