@@ -374,7 +374,7 @@ def command(**values: Any) -> None:
     \b
     Examples:
       collbench nodes --backend sim --fabric-cluster tree-128-faulty --select 64
-      srun --ntasks-per-node 8 python -m collbench nodes --switches slurm
+      srun --kill-on-bad-exit=0 --ntasks-per-node 8 python -m collbench nodes
     """
     found = survey(values, options.command_line("nodes"), serve_rank_0, NOTICES)
     if found is None:  # on another rank than 0
