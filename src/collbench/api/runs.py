@@ -210,7 +210,7 @@ def check(run: Run) -> tuple[Verdict, ...]:
 
 
 def explain(found: Verdict | Ranking, run: Run) -> str:
-    """Return a verdict or a ranking of a run as text, as `check` and `rank` print it. Raises Error."""
+    """Return a verdict or a ranking of a run as text, as `check` and `show --ranking` print it. Raises Error."""
     from collbench.judge.diagnose import Verdict  # late: numpy
     from collbench.judge.tiers import Ranking, verdict_of
     from collbench.report.text import verdicts
