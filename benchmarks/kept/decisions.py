@@ -20,7 +20,7 @@ NOISE = "2026-11-24-decisions/noise.txt"
 KINDS = "2026-11-24-bands/kinds.csv"
 CHOOSING = "2026-11-24-bands/choosing.csv"
 CLUSTERS = "2026-11-24-cluster-plan-sim/cluster-plan.txt"
-KEPT_RUNS = "2026-11-24-bands/kept-runs.txt"
+KEPT_RUNS = "2026-11-29-kept-runs/kept-runs.txt"
 REPEATS = "2026-11-24-bands/compare-repeats.txt"
 HELD_OUT = "2026-11-28-references/held-out.txt"
 JUDGING = "2026-11-21-4xh200-judging/judging.log"
@@ -131,7 +131,7 @@ def real() -> list[Row]:
         ),
         ("the run beside that job: what today's `check` says", _said_of_busy(), "", BUSY),
         (
-            "every kept run, judged again: undisturbed runs with a verdict, both right; disturbed ones with a verdict",
+            "every kept run, judged again: undisturbed runs with a verdict, all right; disturbed ones with a verdict",
             f"{accused} of {undisturbed}; {with_verdict} of {disturbed}",
             "",
             KEPT_RUNS,
