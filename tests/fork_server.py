@@ -167,7 +167,7 @@ def load_torch() -> None:
 
 
 def load_program() -> None:
-    """Load all of collbench, but what torch is imported with, and what is a program of its own."""
+    """Load all of collbench except what imports torch and what is a program of its own."""
     import collbench
 
     apart = re.compile(r"worker|(overlaps|replay)\.streams|torch|agent|ended_with_us|__main__|_profiler")

@@ -43,7 +43,7 @@ class Stage:
         reader: Reader,
         watch: Callable[[bytes], None] = lambda _data: None,
     ) -> Ended:
-        """Stand in for ablation.running.run."""
+        """Stand in for child.run_child."""
         self.started.append((list(command), dict(environment)))
         status, text = self.script(environment, len(self.started))
         reader.feed(text.encode())

@@ -80,7 +80,7 @@ def test_rates_within_a_step_of_delta_are_one_kind() -> None:
 
 @pytest.mark.parametrize("within", ["PHB", "NODE"])
 def test_how_many_share_a_host_bridge_or_a_numa_node_makes_a_kind(within: str) -> None:
-    """What they share there no pair shows: three below one bridge are tried beside two and one, which go first."""
+    """No pair shows what they share there: three below one bridge are tried beside two and one, which go first."""
     wired = machine(hosts=((0, 2, 4), (1, 3, 5)), within=within)
     assert picked(wired, (0, 1, 2)) == [(0, 1, 2), (0, 2, 4), (0, 3, 5), (1, 3, 4)]
     assert picked(wired, (0, 2, 4)) == [(0, 2, 4), (0, 1, 2), (0, 3, 5), (1, 3, 4)]
@@ -89,7 +89,7 @@ def test_how_many_share_a_host_bridge_or_a_numa_node_makes_a_kind(within: str) -
 
 
 def test_what_is_inside_tells_sets_apart_that_nothing_else_does() -> None:
-    """More inside goes first; a kind of its own it is only after those that carry less or cross more."""
+    """Sets with more inside go first; they are a kind of their own only after those that carry less or cross more."""
     wired = machine(slow={(2, 5): 30.0, (2, 4): 39.9})
     assert picked(wired, (0, 1)) == [(0, 1), (2, 5), (3, 4), (0, 2)]
     assert picked(wired, (0, 1), lo={(0, 5): 90.0, (1, 5): 80.0}) == [(0, 1), (0, 5), (1, 5), (2, 5)]
@@ -131,7 +131,7 @@ def more(
 
 
 def test_a_set_whose_bound_is_above_all_that_was_measured_is_measured_too() -> None:
-    """It was predicted to be as good as the finalists, which turned out to be half as good, as all that look so are."""
+    """It was predicted to be as good as the finalists, which turned out half as good, like all that look like them."""
     assert more({(0, 1): 50.0, (0, 2): 50.0}, 50.0, {}) == [(0, 3)]
 
 
@@ -167,7 +167,7 @@ def test_what_a_crowded_set_keeps_over_pcie_says_nothing_about_a_less_crowded_on
 
 @pytest.mark.parametrize(("reached", "expected"), [(20.0, 0), (70.0, 1)])
 def test_one_set_with_a_tree_shows_whether_nccl_runs_trees(reached: float, expected: int) -> None:
-    """Bands promise 40 GB/s over PCIe, trees 80 and 75: what the first one reaches tells for the second one."""
+    """Bands promise 40 GB/s over PCIe, trees 80 and 75: what the first one reaches shows what the second one does."""
     sets, alike = list(combinations(range(6), 3)), np.ones(20)
     trees = {(0, 1, 2): 80.0, (3, 4, 5): 75.0}
     tree = np.array([trees.get(some, 0.0) for some in sets])
@@ -198,7 +198,7 @@ def left_out(slow: float, n: int = 6, k: int = 5, reached: float = 50.0) -> list
 
 
 def test_what_nccls_ring_crosses_in_some_sets_it_may_avoid_in_others_that_look_alike() -> None:
-    """Without 2 or 3 the slow pairs have the same places, and without 3 was measured."""
+    """Without 2 or without 3 the slow pairs have the same places; the set without 3 was measured."""
     assert set(left_out(15.0)) == {tuple(sorted({*range(6)} - {gone})) for gone in (0, 1, 4)}
 
 
@@ -227,7 +227,7 @@ def test_a_set_with_fewer_rings_than_links_allow_says_nothing_about_one_with_a_s
 def test_more_than_two_gpus_may_reach_a_quarter_more_of_their_nvlinks_than_pairs_do(
     most: float, expected: list[Members]
 ) -> None:
-    """Of the wide band that was measured it is not known what it shows; the other was predicted to reach less."""
+    """Nobody knows what the measured wide band shows; the other was predicted to reach less."""
     sets, alike = list(combinations(range(6), 3)), np.ones(20)
     ends = {(0, 1, 2): (30.0, 60.0), (3, 4, 5): (20.0, most)}
     lo, hi = (np.array([ends.get(some, (10.0, 10.0))[end] for some in sets]) for end in (0, 1))

@@ -25,7 +25,7 @@ def predicted(*sets: tuple[int, ...]) -> Choice:
 
 
 def verification(rates: Mapping[tuple[int, ...], Iterable[float]]) -> Run:
-    """Return a run with one trial for each busbw in GB/s, after which nothing is left to the imagination."""
+    """Return a run with one trial for each busbw in GB/s."""
     points = [measured(Operation.ALLREDUCE, some, [gbs / BUS for gbs in trials]) for some, trials in rates.items()]
     return run_of(gpus(8), points)
 

@@ -64,7 +64,7 @@ def test_four_pairs_of_a_slow_gpu_are_measured_again(program: Program) -> None:
 
 @pytest.mark.parametrize("seed", [6, 7, 9])
 def test_slow_links_are_compared_with_the_rate_that_the_page_gives_of_the_others(program: Program, seed: int) -> None:
-    """By which of the four copies a GPU is slowest is noise, and kernels copy 5% slower than copy engines."""
+    """Noise decides which of a GPU's four copies is slowest, and kernels copy 5% slower than copy engines."""
     machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.SLOW_GPU, (2,), factor=0.6))
     page = program("check", *machine, "--quick", "--seed", str(seed), "-o", "run.json").out
     best = re.search(r"below the ([\d.]+) GB/s of the best (\w+) links", page)
@@ -158,7 +158,7 @@ def test_where_copies_through_host_memory_fail_one_way_the_other_way_does_not_se
 def test_copies_through_host_memory_that_hang_are_on_the_page_in_the_file_and_in_the_status(
     program: Program, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], both: bool
 ) -> None:
-    """What hangs here, no other copy shows: only these cross the host's memory."""
+    """No other copy shows what hangs here: only these cross the host's memory."""
     time = SimBackend.time
     hang = Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=5.0)
 

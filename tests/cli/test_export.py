@@ -49,7 +49,7 @@ def _literal(node: ast.expr) -> object:
 
 @pytest.mark.parametrize("line", READERS)
 def test_the_pages_line_of_pandas_reads_every_figure_of_a_recorded_run(program: Program, line: str) -> None:
-    """README.md shows this run: 396.1 GB/s from GPU0 to GPU3 at 1G; CUDA 13.0 and NCCL 2.28.9 are no numbers."""
+    """Its page, pairs.txt, shows 396.1 GB/s from GPU0 to GPU3 at 1G; CUDA 13.0 and NCCL 2.28.9 are no numbers."""
     call = ast.parse(line, mode="eval").body
     assert isinstance(call, ast.Call)
     reader = ast.unparse(call.func).removeprefix("pandas.")

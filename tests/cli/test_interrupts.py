@@ -134,7 +134,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def test_of_a_terminal_that_is_lost_in_the_middle_the_run_is_saved(tmp_path: Path) -> None:
+def test_the_run_of_a_terminal_that_is_lost_in_the_middle_is_saved(tmp_path: Path) -> None:
     """A connection that breaks: SIGHUP comes, and every further line or bar to the terminal is an error."""
     master, slave = pty.openpty()
     process = subprocess.Popen(

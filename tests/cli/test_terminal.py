@@ -200,7 +200,7 @@ def test_a_terminal_without_these_characters_shows_question_marks(saved: Path) -
 def test_a_terminal_that_knows_no_escape_sequences_gets_whole_cells(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a dumb terminal rich assumes 80 columns, and would shorten what is in wider tables."""
+    """Rich assumes that a dumb terminal has 80 columns, and would shorten what is in wider tables."""
     halves = [measured(Operation.ALLREDUCE, ranks, 300.0) for ranks in (range(8), range(8, 16))]
     run_file.save(run_of(gpus(16), halves, command=("allreduce",)), tmp_path / "run.json")
     monkeypatch.setenv("TERM", "dumb")

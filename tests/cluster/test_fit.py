@@ -43,7 +43,7 @@ def test_errors_cover_what_noise_does() -> None:
 
 
 def test_what_pairs_leave_open_has_an_error_that_says_so() -> None:
-    """Two nodes have one pair: which of them is slow nobody can say, whatever eight times 5% noise would leave."""
+    """Two nodes have one pair: nobody can say which of them is slow, whatever eight times 5% noise would leave."""
     found = fit([Observation(0, 1, 100.0), Observation(1, 0, 90.0)] * 4)
     assert found.sends == pytest.approx([0, 0], abs=1e-6)
     assert min(found.send_errors) > 10 * found.sigma

@@ -51,7 +51,7 @@ def test_the_late_node_is_named_with_how_much_and_how_often(count: int, seconds:
 
 
 def test_nobody_is_called_late_by_chance() -> None:
-    """Of 100 surveys of 16 equal nodes, whose hosts vary by far more than what nothing is said of."""
+    """100 surveys of 16 equal nodes, whose hosts vary by far more than the least lateness that is reported."""
     wrong = sum(
         bool(late_nodes(survey([0.0] * 16, jitter=20 * LATE_SECONDS, seed=seed), nodes(16))) for seed in range(100)
     )

@@ -54,7 +54,7 @@ def exposed_of_steps(path: Path) -> list[float]:
 
 
 def exposed_waiting_of_steps(path: Path, other: Path) -> list[float]:
-    """Return the ms of each step in which a kernel waits for the other rank, while nothing else runs that was first."""
+    """Return the ms of each step in which a kernel waits for the other rank, and nothing that counts before it runs."""
     (computed, sent, steps), (_, theirs, _) = kernels_of(path), kernels_of(other)
     waits = []
     for own in steps[:-1]:

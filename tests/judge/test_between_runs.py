@@ -290,7 +290,7 @@ def test_it_is_said_that_few_links_count_as_varying_more(count: int, origin: Var
     ],
 )
 def test_a_slow_gpu_is_no_variation_but_where_runs_may_vary_by_as_much(factor: float, said: str) -> None:
-    """One of four GPUs slows half of the pairs, each otherwise: two runs may vary by some percent."""
+    """One of four GPUs slows half of the pairs, each by another factor: two runs may vary by some percent."""
     rng = np.random.default_rng(5)
     slower = {(0, 2): factor + 0.1, (1, 2): factor + 0.05, (2, 3): factor}
     works = (Operation.ALLREDUCE, Operation.BROADCAST, Operation.REDUCE)

@@ -140,7 +140,7 @@ def test_recorded_h200_are_normal(name: str) -> None:
 
 
 def test_a_run_that_beats_physics_is_normal_in_nothing_that_does() -> None:
-    """One to all, the copy engine writes 1187 of 450 GB/s. No limit shows it of one way and both ways."""
+    """One to all, the copy engine writes 1187 of 450 GB/s. No limit shows that one way and both ways are wrong, too."""
     answers = judge(recorded("2026-11-21-4xh200-peers/copies.json"), FIGURES)
     assert {answer.standing for answer in answers.answers} == {ReferenceVerdict.NOT_JUDGED}
     assert all(answer.impossible for answer in answers.answers)
@@ -188,7 +188,7 @@ def all_reduces(rates: dict[int, float]) -> Run:
 
 
 def test_the_size_of_which_most_sources_speak_decides() -> None:
-    """Of 1G three sources speak, of 8G two and of 64M two; the bands are those of their values."""
+    """Three sources have figures for 1G, two for 8G and two for 64M; the bands are those of their values."""
     found = judge(all_reduces({2**26: 300.0, GIB: 465.0, 2**33: 478.0}), FIGURES)
     (answer,) = [answer for answer in found.answers if not answer.figure.at_least]
     assert (answer.size_bytes, len(answer.reference.sources), answer.standing) == (GIB, 3, ReferenceVerdict.NORMAL)
@@ -233,7 +233,7 @@ def test_normal_is_what_is_shown_not_to_be_below() -> None:
 
 @pytest.mark.parametrize("sigma", [0.01, 0.05])
 def test_a_pair_below_its_band_is_hardly_ever_normal(sigma: float) -> None:
-    """Of 200 machines with one link 2% below the band; before this rule 41 with σ = 5% were normal."""
+    """200 machines have one link 2% below the band; before this rule 41 of those with σ = 5% were normal."""
     rng = np.random.default_rng(5)
     normal = 0
     for _ in range(200):

@@ -92,7 +92,7 @@ def test_a_tenth_of_wild_trials_names_no_pair_alone() -> None:
 def test_wild_trials_of_one_size_that_meet_name_nobody(by_chance: bool) -> None:
     """Only three data points of GPU1 have trials after the third pass; a tenth of all trials are 30% slower.
 
-    In one of two passes each is, as chance makes it in one run of a hundred, or in both.
+    Each is in one of two passes, as happens by chance in one run of a hundred, or in both.
     """
     rng = np.random.default_rng(1)
     early = noise(0.003) - 0.26 * (rng.random((len(COPIES), 12, 3)) < 0.1)

@@ -166,7 +166,7 @@ def test_a_pair_noisier_than_its_like_has_its_own_noise(title: str, factor: floa
 
 @pytest.mark.parametrize(("trials", "wide"), [([5] * 5, True), ([5] * 5 + [4], True), ([5] * 6, False)])
 def test_a_small_pool_takes_the_noise_of_all_copies_where_that_is_more(trials: list[int], wide: bool) -> None:
-    """Of a label, fewer than thirty trials are few. Collectives have noise of their own."""
+    """Fewer than thirty trials of a label are few. Collectives have noise of their own."""
     ours = [(a, b) for a in range(3) for b in range(3) if a != b]
     others = [(a, b) for a in range(6) for b in range(6) if a != b]
     points = [point([400.0] * count, link) for link, count in zip(ours, trials, strict=False)]

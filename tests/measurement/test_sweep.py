@@ -117,7 +117,7 @@ def test_the_interference_check_finds_the_label_that_suffers_and_the_sweep_isola
     ],
 )
 def test_paths_that_share_links_are_distrusted_together(title: str, failed: list[str], isolated: set[str]) -> None:
-    """Which PCIe paths meet in an check is chance, so one work's luck must not let its copies run together."""
+    """Which PCIe paths meet in a check is chance, so one work's luck must not let its copies run together."""
     all_paths = paths(4, "SYS", {(0, 1): "NV2", (2, 3): "PHB", (0, 2): "L3"})
     write, allreduce = plan_for(4).groups
     checks = [

@@ -34,9 +34,9 @@ def test_no_column_is_always_empty() -> None:
 
 
 def test_the_recorded_run_has_the_figures_of_its_page() -> None:
-    """README.md shows this run: GPU0 → GPU3 at 1G 396.1 GB/s, all-reduce of GPU0 and GPU1 327.2.
+    """pairs.txt, beside the run, shows GPU0 → GPU3 at 1G 396.1 GB/s, all-reduce of GPU0 and GPU1 327.2.
 
-    Its page was printed when intervals rested on batches: 325.4-328.8.
+    It was printed when intervals rested on batches: 325.4-328.8.
     """
     table_rows = rows(recorded())
     assert len(table_rows) == 840

@@ -142,7 +142,7 @@ def test_a_run_with_a_failure_says_so_and_fails(program: Program, saved: Path) -
 
 
 def test_an_interrupted_run_says_first_what_it_has(program: Program, saved: Path) -> None:
-    """It lacks the slow pairs but one, by which nobody can say how slow the machine's worst pair is."""
+    """It lacks all slow pairs but one, so nobody can say how slow the machine's worst pair is."""
     left = [one for one in NVLINK_PAIRS.measurements if one.point.members in ((0, 1), (1, 2), (2, 3))]
     run_file.save(replace(NVLINK_PAIRS, measurements=left, complete=False), saved / "part.json")
     begins = f"INTERRUPTED: 3 of 6 pairs, {len(left)} data points measured in part.json: what it lacks may "
