@@ -28,7 +28,7 @@
 //   FAKE_LATE=0 (so many queries find work unfinished that is finished)
 //   FAKE_COPIES_LAST=1 (a copy takes its virtual time in real time, too)
 //   FAKE_MULTICAST=0 (by GPU; below 0: the driver does not know the attribute)
-//   FAKE_SYMMETRIC=1 (0: communicators without windows)
+//   FAKE_SYMMETRIC=1 (0: communicators without windows)   FAKE_NCCL_P2P=1 (0: NCCL's log names no P2P, by pair)
 //   FAKE_CORRUPT_COLLECTIVE=nth:element:rank   FAKE_APART=1 (each GPU's threads are a process of their own: its calls
 //   wait for no other GPU's blocking kernel)
 //   FAKE_STALE_COPY=first or previous (likewise)   FAKE_STALE=first or previous or nth (every collective delivers what

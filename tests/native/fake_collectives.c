@@ -1,5 +1,6 @@
 // Fake libnccl.so.2, second half: collectives, which the fake driver's streams run.
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -189,15 +190,30 @@ static FILE* debug_file(void) {
   return fopen(path, "a");
 }
 
+// Sets what the file of NCCL_CONF_FILE names and is not set, not even to "" [NCCL 2.30.7, src/misc/param.cc].
+static void read_conf_file(void) {
+  FILE* file = fopen(text_setting("NCCL_CONF_FILE", "/"), "r");
+  char line[256];
+  while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+    char* value = strchr(line, '=');
+    line[strcspn(line, "\n")] = '\0';
+    if (value == NULL) continue;
+    *value = '\0';
+    setenv(line, value + 1, 0);
+  }
+  if (file != NULL) fclose(file);
+}
+
 // What NCCL 2.30 writes there when it connects each two ranks.
 static void log_transports(const Clique* clique) {
   FILE* file = debug_file();
   if (file == NULL) return;
+  read_conf_file();
   for (int i = 0; i < clique->ranks; ++i)
     for (int j = 0; j < clique->ranks; ++j) {
       if (i == j) continue;
-      const bool direct =
-          peers(clique->gpus[i], clique->gpus[j]) && strcmp(text_setting("NCCL_P2P_DISABLE", "0"), "1") != 0;
+      const bool direct = peers(clique->gpus[i], clique->gpus[j]) && by_pair("FAKE_NCCL_P2P", i, j, 1) != 0 &&
+                          strcmp(text_setting("NCCL_P2P_DISABLE", "0"), "1") != 0;
       const bool shared = strcmp(text_setting("NCCL_SHM_DISABLE", "0"), "1") != 0;
       fprintf(file, "vm:%d:%d [%d] NCCL INFO Channel 00%s : %d[%d] -> %d[%d]%s via %s\n", getpid(), getpid(), i,
               direct || !shared ? "/1" : "", i, i, j, j, direct || shared ? "" : " [send]",

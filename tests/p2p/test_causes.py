@@ -306,8 +306,8 @@ def test_a_level_is_a_cause_only_for_farther_paths(level: str, label: str, expec
     assert ("NCCL variable" in seen.names()) is expected
 
 
-@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False), ("true", False)])
-def test_a_value_that_nccl_reads_as_0_is_no_cause(value: str, expected: bool) -> None:
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("2", False), ("", False), ("true", False)])
+def test_a_value_that_nccl_does_not_read_as_1_is_no_cause(value: str, expected: bool) -> None:
     assert ("NCCL variable" in STAGED.sets(NCCL_P2P_DISABLE=value).names()) is expected
 
 
@@ -315,6 +315,25 @@ def test_a_variable_of_nccls_file_is_named_with_the_file() -> None:
     facts = replace(STAGED.facts, configured=(("/etc/nccl.conf", "NCCL_P2P_DISABLE", "1"),))
     (cause,) = causes(STAGED.map, facts)
     assert cause.fix == "remove NCCL_P2P_DISABLE from /etc/nccl.conf"
+
+
+@pytest.mark.parametrize(
+    ("transport", "certainty", "said", "fix"),
+    [
+        ("P2P/CUMEM", Certainty.SHOWN, "; without the variable it took P2P/CUMEM", "unset NCCL_P2P_LEVEL"),
+        ("SHM/direct/direct", Certainty.POSSIBLE, ", so this is not the only cause", "unset NCCL_P2P_LEVEL"),
+        ("", Certainty.CONSISTENT, "; without the variable NCCL failed", "leave it set"),
+    ],
+)
+def test_a_variable_is_as_surely_the_cause_as_nccl_shows_without_it(
+    transport: str, certainty: Certainty, said: str, fix: str
+) -> None:
+    links = tuple(replace(one, without={"NCCL_P2P_LEVEL": transport}) for one in STAGED.links)
+    seen = STAGED._replace(links=links, label="PHB").sets(NCCL_P2P_LEVEL="PXB")
+    first, *others = causes(seen.map, seen.facts)
+    assert (first.name, first.certainty, first.fix) == ("NCCL variable", certainty, fix)
+    assert first.text.endswith(said)
+    assert [cause.name for cause in others] == (["NCCL's distance"] if certainty is Certainty.POSSIBLE else [])
 
 
 def test_shared_memory_that_nccl_may_not_use_is_named() -> None:

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.p2p.examine import parsed
+from collbench.model.errors import Cause, Failure, FailureKind
+from collbench.p2p import examine
+from collbench.p2p.examine import asked_again, parsed
+from collbench.p2p.peer_map import Link
+from tests.p2p.test_causes import HANGING, LINKS, STAGED, Seen
 
 
 @pytest.mark.parametrize(
@@ -32,3 +36,48 @@ def test_several_transports_of_a_link_are_all_named_once() -> None:
         f"Channel 0{n}/1 : 0[0] -> 1[1] via {how}\n" for n, how in enumerate(["P2P/CUMEM", "NET/IB/0", "P2P/CUMEM"])
     ]
     assert parsed("".join(lines)) == {(0, 1): "P2P/CUMEM, NET/IB/0"}
+
+
+P2P = dict.fromkeys(LINKS, "P2P/CUMEM")
+HUNG, BUSY = (Failure(kind, Cause.NO_ANSWER, seconds=6.0) for kind in (FailureKind.HANG, FailureKind.BUSY))
+
+
+@pytest.mark.parametrize(
+    ("case", "seen", "answer", "asked", "without"),
+    [
+        ("it takes P2P", STAGED, (P2P, None), True, "P2P/CUMEM"),
+        ("it hangs", STAGED, (P2P, HUNG), True, ""),
+        ("the host is busy", STAGED, ({}, BUSY), True, None),
+        ("it does not log a link", STAGED, ({}, None), True, None),
+        ("links are broken, over which it would hang", HANGING, (P2P, None), False, None),
+        ("it failed with the variable", STAGED._replace(nccl_failure=HUNG), (P2P, None), False, None),
+    ],
+)
+def test_nccl_is_asked_again_without_the_variable_that_is_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+    seen: Seen,
+    answer: tuple[dict[Link, str], Failure | None],
+    asked: bool,
+    without: str | None,
+) -> None:
+    variables = []
+
+    class Probe:
+        def __init__(self, variable: str) -> None:
+            variables.append(variable)
+
+        def ask(self, *_: object) -> tuple[dict[Link, str], Failure | None]:
+            return answer
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(examine, "TransportProbe", Probe)
+    for value, expected in (("1", asked), ("0", False)):
+        blamed = seen.sets(NCCL_P2P_DISABLE=value)
+        again = asked_again(blamed.map, blamed.facts, None)
+        assert variables == ["NCCL_P2P_DISABLE"] * expected, case
+        kept = {link.without.get("NCCL_P2P_DISABLE") for link in again.links}
+        assert kept == {without if expected else None}, case
+        variables.clear()

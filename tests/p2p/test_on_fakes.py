@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,6 +143,24 @@ def test_a_task_that_is_bound_to_one_gpu_is_told_how_to_see_the_others(fakes: Fa
     assert said not in done.stderr, "the driver shows both, and a variable hides one"
 
 
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_a_variable_is_shown_to_be_the_cause_by_what_nccl_takes_without_it(
+    fakes: Fakes, tmp_path: Path, in_a_file: bool
+) -> None:
+    conf = tmp_path / "nccl.conf"
+    conf.write_text("NCCL_P2P_DISABLE=1\n")
+    variables = {"NCCL_CONF_FILE": str(conf)} if in_a_file else {"NCCL_P2P_DISABLE": "1"}
+    _, answer = _mapped(fakes, variables=variables)
+    (cause,) = (one for one in answer["causes"] if one["name"] == "NCCL variable")
+    where = f" in {conf}" if in_a_file else ""
+    assert cause["certainty"] == "shown"
+    assert cause["text"] == (
+        f"NCCL_P2P_DISABLE=1 is set{where}: NCCL takes SHM/direct/direct, though P2P delivers; without the variable it "
+        "took P2P/direct pointer/read"
+    )
+    assert cause["fix"] == (f"remove NCCL_P2P_DISABLE from {conf}" if in_a_file else "unset NCCL_P2P_DISABLE")
+
+
 @pytest.mark.parametrize(
     ("case", "settings", "words", "status", "said"),
     [
@@ -197,7 +216,21 @@ def test_select_without_an_answer_stops_the_shell_that_would_act_on_it(fakes: Fa
             {"free": _FREE},
             {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
             0,
-            {"NCCL variable": "consistent", "NCCL_SHM_DISABLE": "consistent"},
+            {"NCCL variable": "shown", "NCCL_SHM_DISABLE": "consistent"},
+        ),
+        (
+            "NCCL told not to, and without that takes another way, too",
+            {"free": _FREE, "nccl_p2p": 0},
+            {"NCCL_P2P_DISABLE": "1"},
+            0,
+            {"NCCL variable": "possible"},
+        ),
+        (
+            "NCCL told not to go through shared memory where there is no P2P",
+            {"free": _FREE, "no_peer": 1},
+            {"NCCL_SHM_DISABLE": "1"},
+            0,
+            {"chipset": "shown", "NCCL_SHM_DISABLE": "shown"},
         ),
         (
             "lanes, and two sockets",

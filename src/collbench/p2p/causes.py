@@ -31,7 +31,8 @@ class _Found(NamedTuple):
     """What is the matter with a link, and what to do about it.
 
     `each` names the parts that have the fact, which the text ends with: links that differ only in these have one cause.
-    `command` can be pasted into a shell, once for each of the parts if it has a place for one ("{}").
+    `command` can be pasted into a shell, once for each of the parts if it has a place for one ("{}"). `variable` is
+    NCCL's, if one is blamed.
     """
 
     certainty: Certainty
@@ -39,13 +40,15 @@ class _Found(NamedTuple):
     fix: str = ""
     each: tuple[str, ...] = ()
     command: str = ""
+    variable: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerCause:
     """A cause of what these links show: the facts, and what to do about it.
 
-    `command`, if there is one, can be pasted into a shell, and `further` says what more to do.
+    `command`, if there is one, can be pasted into a shell, and `further` says what more to do. `variable` is NCCL's, if
+    one is blamed.
     """
 
     name: str
@@ -54,6 +57,7 @@ class PeerCause:
     text: str
     command: str
     further: str
+    variable: str = ""
 
     @property
     def fix(self) -> str:
@@ -136,7 +140,7 @@ def _cause(name: str, found: _Found, links: Sequence[tuple[Link, tuple[str, ...]
     each = [*dict.fromkeys(part for _, parts in links for part in parts)]
     command = "; ".join(dict.fromkeys(found.command.replace("{}", part) for part in each or [""]))
     text = f"{found.text}{', '.join(each)}"
-    return PeerCause(name, tuple(link for link, _ in links), found.certainty, text, command, found.fix)
+    return PeerCause(name, tuple(link for link, _ in links), found.certainty, text, command, found.fix, found.variable)
 
 
 def _whole(peer_map: PeerMap) -> _Whole:
@@ -355,17 +359,33 @@ _NUMBERED = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "S
 
 def _variable(case: _Case) -> _Found | None:
     name, value = "NCCL_P2P_DISABLE", case.variables.get("NCCL_P2P_DISABLE", "").strip()
-    if not value.isdigit() or int(value) == 0:  # NCCL reads other texts as 0
+    if not value.isdigit() or int(value) != 1:  # NCCL compares with 1 [src/graph/paths.cc, ncclGetLevel]
         name, value = "NCCL_P2P_LEVEL", case.variables.get("NCCL_P2P_LEVEL", "").strip().upper()
         if not value or _within(case.label, _NUMBERED.get(value, value)):
             return None
-    files = [file for file, key, _ in case.facts.configured if key == name and name not in case.facts.environment]
-    text = (
-        f"{name}={value} is set{f' in {files[0]}' if files else ''}: NCCL takes {case.link.nccl}, though P2P delivers"
-    )
-    if files:
-        return _Found(Certainty.CONSISTENT, text, f"remove {name} from {files[0]}")
-    return _Found(Certainty.CONSISTENT, text, command=f"unset {name}")
+    text = f"{name}={value} is set{_file(case, name, ' in {}')}: NCCL takes {case.link.nccl}, though P2P delivers"
+    return _blamed(case, name, text, lambda transport: "P2P/" in transport)
+
+
+def _blamed(case: _Case, name: str, text: str, mends: Callable[[str], bool]) -> _Found:
+    """Return that a variable is the cause, as surely as NCCL showed when it was asked again without the variable."""
+    remove = _file(case, name, f"remove {name} from {{}}")
+    found = _Found(Certainty.CONSISTENT, text, remove, command="" if remove else f"unset {name}", variable=name)
+    again = case.link.without.get(name)
+    if again is None:  # not asked
+        return found
+    if not again:
+        return found._replace(text=f"{text}; without the variable NCCL failed", fix="leave it set", command="")
+    text = f"{text}; without the variable it took {again}"
+    if mends(again):
+        return found._replace(certainty=Certainty.SHOWN, text=text)
+    return found._replace(certainty=Certainty.POSSIBLE, text=f"{text}, so this is not the only cause")
+
+
+def _file(case: _Case, name: str, text: str) -> str:
+    """Return a text with the file that sets a variable, "" if none does."""
+    files = (file for file, key, _ in case.facts.configured if key == name and name not in case.facts.environment)
+    return next((text.format(file) for file in files), "")
 
 
 def _within(label: str, level: str) -> bool:
@@ -376,7 +396,9 @@ def _within(label: str, level: str) -> bool:
 
 def _default_level(case: _Case) -> _Found | None:
     """By itself NCCL uses P2P over PCIe up to a distance that depends on the CPU."""
-    if _variable(case) or not case.over_pcie or case.label in _NEAR:
+    variable = _variable(case)
+    blamed = variable is not None and variable.certainty is not Certainty.POSSIBLE
+    if blamed or not case.over_pcie or case.label in _NEAR:
         return None
     text = f"NCCL does not use P2P over this distance ({case.label}) by itself: it takes {case.link.nccl}"
     return _Found(Certainty.POSSIBLE, text, "compare with collbench allreduce", command="export NCCL_P2P_LEVEL=SYS")
@@ -388,7 +410,7 @@ def _no_shared_memory(case: _Case) -> _Found | None:
     text = f"NCCL_SHM_DISABLE=1 is set: without P2P, NCCL takes {case.link.nccl} even on this host"
     if case.variables.get("NCCL_IB_DISABLE", "").strip() == "1":
         text += ", and NCCL_IB_DISABLE=1 leaves it no InfiniBand"
-    return _Found(Certainty.CONSISTENT, text, command="unset NCCL_SHM_DISABLE")
+    return _blamed(case, "NCCL_SHM_DISABLE", text, lambda transport: "NET/" not in transport)
 
 
 def _shared_memory(case: _Case) -> _Found | None:

@@ -411,9 +411,9 @@ def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: 
         )
         for link, crossed in crossings.items()
     )
-    hostname, seconds = socket.gethostname(), time.monotonic() - begin
-    peer_map = PeerMap("cuda", hostname, devices, links, paths, "", together, trouble, seconds)
-    return Examined(peer_map, causes(peer_map, facts))
+    peer_map = PeerMap("cuda", socket.gethostname(), devices, links, paths, "", together, trouble)
+    peer_map = asked_again(peer_map, facts, nccl_path)
+    return Examined(replace(peer_map, seconds=time.monotonic() - begin), causes(peer_map, facts))
 
 
 def _read_slots(slots: dict[str, Health], devices: Sequence[Device]) -> None:
@@ -475,8 +475,8 @@ def parsed(log: str) -> dict[Link, str]:
 class TransportProbe:
     """A process in which NCCL sends a verified all-to-all, which needs every link, and logs its transports."""
 
-    def __init__(self) -> None:
-        """Start the process, and return at once."""
+    def __init__(self, without: str = "") -> None:
+        """Start the process, and return at once. NCCL takes the variable `without` for one that is not set."""
         self._folder = tempfile.TemporaryDirectory(prefix="collbench-nccl-")
         # Only this process has NCCL_DEBUG. %p: a process that replaces one that died begins a file of its own.
         log = {
@@ -484,6 +484,8 @@ class TransportProbe:
             "NCCL_DEBUG_SUBSYS": "INIT,P2P,SHM,NET",
             "NCCL_DEBUG_FILE": f"{self._folder.name}/nccl.%p",
         }
+        if without:  # empty: what is set is not read from nccl.conf [NCCL 2.30.7, src/misc/param.cc, setEnvFile]
+            log[without] = ""
         self._backend = IsolatedBackend(timeouts=OF_PROBES, extra=log)
         self._backend.start()
 
@@ -508,6 +510,30 @@ class TransportProbe:
         """End the process."""
         self._backend.reap()
         self._folder.cleanup()
+
+
+def asked_again(peer_map: PeerMap, facts: MachineFacts, nccl_path: str | None) -> PeerMap:
+    """Return the map with what NCCL takes without the variable that is blamed for its transports, if one is.
+
+    It is not asked where it might hang: on broken links, or on a host too busy to answer.
+    """
+    variable = next((cause.variable for cause in causes(peer_map, facts) if cause.variable), "")
+    doubtful = any(link.state.is_broken or link.state is PeerState.UNKNOWN for link in peer_map.links)
+    if not variable or doubtful or peer_map.nccl_failure:
+        return peer_map
+    probe = TransportProbe(variable)
+    try:
+        transports, trouble = probe.ask(peer_map.devices, nccl_path)
+    finally:
+        probe.close()
+    if isinstance(trouble, Failure) and trouble.kind is FailureKind.BUSY:
+        return peer_map
+    taken = dict.fromkeys((link.devices for link in peer_map.links), "") if trouble else transports
+    links = (
+        replace(link, without={variable: taken[link.devices]}) if link.devices in taken else link
+        for link in peer_map.links
+    )
+    return replace(peer_map, links=tuple(links))
 
 
 # What the main house asks of the map of P2P: check shows it, and select heeds it where no run shows the links.

@@ -72,13 +72,17 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """One directed link. `nvml` and `tool` have the answers to CAPABILITIES; `nccl` is the transport that NCCL took."""
+    """One directed link. `nvml` and `tool` have the answers to CAPABILITIES; `nccl` is the transport that NCCL took.
+
+    `without` has that which it took without the variable of this name, "" if it then failed.
+    """
 
     devices: Link
     crossings: tuple[Crossing, ...]
     nvml: Mapping[str, PeerStatus] = field(default_factory=dict)
     tool: Mapping[str, PeerStatus] = field(default_factory=dict)
     nccl: str = ""
+    without: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, work: Work) -> Crossing | None:
         """Return the worst of what this work sent, else the largest message; None if it sent nothing."""
