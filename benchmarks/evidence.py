@@ -72,7 +72,7 @@ def trust() -> str:
         "`--registration buffer` measures registered ones.",
         f"**Predictions** by `predict` of how much longer a step takes without P2P are off by {every['now']:.1f} ms on "
         f'average over {every["count"]} comparisons on H200 and H100, where "no change" errs by '
-        f"{every['no change']:.1f} "
+        f"{every['no change']:.1f}; it refused {len(jobs.comparisons()) - every['count']:.0f} more "
         "([each](docs/results.md#extra-time-without-p2p)).",
     )
 

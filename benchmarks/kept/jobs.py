@@ -15,7 +15,7 @@ from .agreement import Row
 
 TRAINING = "2026-11-21-4xh200-training"
 STEPS = "2026-11-22-2xh200-steps"
-PREDICTION = "2026-11-28-2xh100-jobs/extra-time.json"
+PREDICTION = "2026-11-29-extra-time/extra-time.json"
 RECORDING = "2026-11-23-2xh200-recording"
 JAX = "2026-11-23-1xh200-jax"
 COST = "2026-11-23-2xh200-replay/cost.txt"
@@ -73,7 +73,8 @@ def table() -> list[Row]:
             "2026-11-23-2xh200-ablation",
         ),
         (
-            f"extra ms of a step without P2P, predicted against measured, mean error: {every['count']} steps; "
+            f"extra ms of a step without P2P, predicted against measured, mean error: {every['count']} of "
+            f"{len(comparisons())} steps (the rest it refuses); "
             f"{old['count']} on H200; {bound['count']} of these that the GPU limits (each left out of the fit); "
             f"{own['count']} of recorded jobs",
             f"{every['now']:.2f}; {old['now']:.2f}; {bound['now']:.2f} ({bound['each left out']:.2f}); "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_any_job_is_predicted_in_order_or_refused(job: Job) -> None:
 
 
 def test_the_kept_comparisons_are_what_the_method_is_said_to_err_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """34 steps on H200s and H100s without P2P, of which no step was known to the prediction."""
+    """34 steps on H200s and H100s without P2P, of which no step was known to the prediction, and one is refused."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     spec = importlib.util.spec_from_file_location("extra_time", BENCHMARKS / "extra_time.py")
     assert spec is not None
@@ -165,13 +166,27 @@ def test_the_kept_comparisons_are_what_the_method_is_said_to_err_by(monkeypatch:
     monkeypatch.setitem(sys.modules, "extra_time", module)
     spec.loader.exec_module(module)
     rows = list(module.kept_rows())
-    kept = json.loads((module.H100 / "extra-time.json").read_text(encoding="utf-8"))
+    folder = module.RESULTS / "2026-11-29-extra-time"
+    kept = json.loads((folder / "extra-time.json").read_text(encoding="utf-8"))
     for row, known in zip(rows, kept["rows"], strict=True):
-        for name, value in asdict(row).items():
+        answer = asdict(row.answer) if row.answer is not None else None
+        assert answer == (known["answer"] and pytest.approx(known["answer"], rel=1e-6))
+        for name, value in (asdict(row) | {"answer": known["answer"]}).items():
             assert known[name] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value)
+    # What the program printed of the recorded jobs.
+    lines = (folder / "printed.txt").read_text(encoding="utf-8").splitlines()
+    for row, job, line in zip(rows[-14:], lines[::2], lines[1::2], strict=True):
+        assert job.split()[:2] == [f"{row.set}:", row.job]
+        if row.answer is None:
+            assert line == f"collbench: {row.refused}"
+        else:
+            span = re.search(r"a step takes (\S+) ms longer on these links \((\S+) to (\S+) ms\)", line)
+            assert span is not None
+            said = [row.answer.predicted_ms, row.answer.least_ms, row.answer.most_ms]
+            assert [*map(float, span.groups())] == pytest.approx(said, rel=0.005, abs=0.005)
     errors = module.mean_errors(rows)
     bound, every, own = errors["size known, GPU-bound"], errors["size known"], errors["recorded"]
-    assert errors["H200"]["now"] <= errors["H200"]["before"] == pytest.approx(3.62, abs=0.01)
+    assert errors["H200"]["now"] <= errors["H200"]["before"] == pytest.approx(3.71, abs=0.01)
     assert bound["now"] <= bound["before"] == pytest.approx(1.15, abs=0.01)
     printed = (network.MEAN_ERROR_MS, network.STEPS, recorded.MEAN_ERROR_MS, recorded.JOBS)
     assert printed == (

@@ -20,16 +20,16 @@ from collbench.model.errors import UsageError
 from collbench.model.run import Device
 from collbench.model.units import grouped
 
-# The share of their change that messages of activations add to a step; two tensor-parallel jobs added 0.5 to 0.9
-# [benchmarks/results/2026-11-26-prediction].
+# The share of their change that messages of activations add to a step; three tensor-parallel jobs on H200 added 0.53,
+# 0.82 and 0.82, one on H100, where the host limits the step, 1.34 [benchmarks/results/2026-11-29-extra-time].
 WAITED = 0.75
 _TINY = 0.01  # of a group's largest message
 # A host that runs ahead of its GPU makes calls whose kernels begin this share of a step later. In five jobs that the
 # GPU limited the median call was 0.35 to 0.6 of a step early, in those that a host limited at most 0.03
 # [benchmarks/results/2026-11-28-2xh100-jobs].
 _AHEAD = 0.1
-# The mean error of the estimate on that many recorded jobs without P2P, ms [same].
-MEAN_ERROR_MS, JOBS = 2.9, 14
+# The mean error of the estimate on that many recorded jobs without P2P, ms [benchmarks/results/2026-11-29-extra-time].
+MEAN_ERROR_MS, JOBS = 3.0, 13
 
 
 @dataclass(frozen=True, slots=True)
