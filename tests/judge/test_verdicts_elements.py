@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import combinations
 
@@ -267,24 +267,56 @@ def test_of_equally_slow_nvlinks_none_is_degraded_alone() -> None:
     assert [verdict for verdict in faults(h200(share)) if verdict.kind is Kind.NV_DEGRADED] == []
 
 
-def test_a_double_link_that_is_slow_is_not_one_of_two_gpus() -> None:
-    """Its GPUs have no other double one, so that a port as slow as this link would slow nothing else."""
-    doubles, singles = (
-        ((0, 6), (1, 2), (3, 5), (4, 7)),
-        ((0, 1), (0, 4), (1, 5), (2, 6), (2, 7), (3, 4), (3, 6), (5, 7)),
-    )
-    count = dict.fromkeys(singles, 1) | dict.fromkeys(doubles, 2)
+DOUBLES = ((0, 6), (1, 2), (3, 5), (4, 7))
+SINGLES = ((0, 1), (0, 4), (1, 5), (2, 6), (2, 7), (3, 4), (3, 6), (5, 7))
+
+
+def mesh(share: Callable[[tuple[int, int]], float]) -> Run:
+    """Return a run of eight GPUs with one or two NVLinks, or none, between two; their pairs reach a share of it."""
+    count = dict.fromkeys(SINGLES, 1) | dict.fromkeys(DOUBLES, 2)
 
     def rate(work: Work, members: Members) -> float:
         pair = min(members), max(members)
         if work.variant is not Variant.PLAIN or pair not in count:
             return 10.0
-        return 24.2 * count[pair] * (0.656 if pair == (1, 2) else 1.0) * (0.9 if work.operation.is_collective else 1.0)
+        return 24.2 * count[pair] * share(pair) * (0.9 if work.operation.is_collective else 1.0)
 
     links = tuple(
         replace(path, nvlinks=count.get(path.devices, 0), theory_gbs=25.0 * count.get(path.devices, 0) or 15.75)
         for path in paths(8, "PHB", {pair: f"NV{number}" for pair, number in count.items()})
     )
-    (verdict,) = faults(run_on(gpus(8, "Tesla V100-SXM2-32GB"), links, rate, slot=(3, 16)))
+    return run_on(gpus(8, "Tesla V100-SXM2-32GB"), links, rate, slot=(3, 16))
+
+
+def test_a_double_link_that_is_slow_is_not_one_of_two_gpus() -> None:
+    """Its GPUs have no other double one, so that a port as slow as this link would slow nothing else."""
+    (verdict,) = faults(mesh(lambda pair: 0.656 if pair == (1, 2) else 1.0))
     assert (verdict.kind, verdict.members) == (Kind.NV_DEGRADED, (1, 2))
     assert verdict.cause.name == "nvlinks_degraded"
+
+
+def test_single_nvlinks_of_a_slow_gpu_are_used_if_its_double_ones_are() -> None:
+    """At 0.6 of their rate they carry 14.5 GB/s, less than a slot of 15.75, and the double ones 29."""
+    found = faults(mesh(lambda pair: 0.6 if 2 in pair else 1.0))
+    assert (found[0].kind, found[0].members) == (Kind.NV_DEGRADED, (2,))
+    assert Kind.NV_NOT_USED not in {verdict.kind for verdict in found}
+    one_down = faults(mesh(lambda pair: 0.5 if pair == (2, 7) else 1.0))
+    assert [(verdict.kind, verdict.members) for verdict in one_down] == [(Kind.NV_NOT_USED, (2, 7))]
+
+
+@pytest.mark.parametrize("slow_gpus", [(0, 1, 2), (0, 1, 2, 3), (1, 3, 4, 6, 7)])
+def test_each_of_several_slow_gpus_is_named_and_no_pair(slow_gpus: tuple[int, ...]) -> None:
+    links = tuple(
+        replace(path, nvlinks=18, theory_gbs=450.0)
+        for path in paths(8, "PHB", dict.fromkeys(combinations(range(8), 2), "NV18"))
+    )
+
+    def rate(work: Work, members: Members) -> float:
+        if work.variant is not Variant.PLAIN:
+            return 38.0
+        full = 326.0 if work.operation.is_collective else 392.0
+        return full * (1.0 if {*members}.isdisjoint(slow_gpus) else 0.6)
+
+    found = faults(run_on(gpus(8), links, rate))
+    assert sorted(verdict.members for verdict in found) == [(gpu,) for gpu in slow_gpus]
+    assert {verdict.kind for verdict in found} == {Kind.NV_DEGRADED}

@@ -12,8 +12,8 @@ from collbench.judge.diagnose.verdict import Cause, Verdict
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
 from collbench.report.rows import rows
-from tests.builders import GIB, gpus, nvml_says, run_of, smi_says
-from tests.judge.checked import faults, h200, kinds, pcie, run_on, slow, the, trials, undone, what
+from tests.builders import GIB, gpus, measured, nvml_says, run_of, smi_says
+from tests.judge.checked import COPIES, faults, h200, kinds, pcie, run_on, slow, the, trials, undone, what
 
 BOTH = [(0, 1), (1, 0)]
 CE_READ = Work(Operation.CE_READ)
@@ -76,6 +76,21 @@ def test_nvlinks_that_are_no_faster_than_pcie_are_not_used() -> None:
     assert verdict.members == (0, 1)
     assert "no faster than PCIe" in what(verdict)
     assert verdict.cause.name == "nvlinks_down"
+
+
+@pytest.mark.parametrize(("gbs", "kind"), [(50.0, Kind.NV_NOT_USED), (200.0, Kind.NV_DEGRADED)])
+def test_a_noisy_link_acquits_no_other_and_is_no_better_than_they_are(gbs: float, kind: Kind) -> None:
+    """All links are as slow; what the trials of one leave open is within the limits."""
+    run = h200(lambda work, _members: gbs / 393.8 if work in (Work(op) for op in COPIES) else 1.0)
+    wild = [gbs * factor for factor in (0.55, 1.0, 1.7)]
+    noisy = [
+        measured(found.point.operation, found.point.members, wild, found.point.size_bytes)
+        if found.point.members == (0, 1) and found.point.work in (Work(op) for op in COPIES)
+        else found
+        for found in run.measurements
+    ]
+    first = faults(replace(run, measurements=noisy))[0]
+    assert (first.kind, first.members) == (kind, (0, 1, 2, 3))
 
 
 def test_refused_peer_access_is_the_cause_of_unused_nvlinks() -> None:

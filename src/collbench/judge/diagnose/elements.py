@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -34,6 +34,7 @@ OUT_OF_GPU = (Operation.D2H_CE, Operation.D2H_SM)
 _UNLIKE, _HOSTS_UNLIKE = 0.015, 0.05
 # A residual counts at most so many σ: what no element explains decides for none.
 _MAX_SIGMA = 7.0
+_EXPLAINED = 2.0  # the mean square of what is left, in σ, where all is explained
 _SAME_SIGMA = 3.0  # rates that differ by more σ are not the same
 _PROMISING = 60  # elements that explain most alone are tried in pairs
 # A difference of BIC below this tells two explanations apart no better than 20 to 1 [Kass and Raftery 1995].
@@ -180,8 +181,24 @@ def blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Elemen
         np.array([reading.kind == _PLAIN for reading in seen]),
     )
     slowed_to = np.where(plain & (predicted < 0), typical + predicted, np.inf).min(axis=1)
-    chosen = sorted({*places[0]}, key=lambda place: slowed_to[place])
+    chosen = sorted({*places[0]}, key=slowed_to.item)
+    if two and len(several := _several(chosen, predicted, misfits, cost)) > 2:
+        return tuple(candidates[place] for place in sorted(several, key=slowed_to.item))
     return tuple(_undecided(alike)) or tuple(candidates[place] for place in chosen)
+
+
+def _several(two: Sequence[int], predicted: Values, misfits: Callable[[Values], Values], cost: float) -> list[int]:
+    """Return more than the best two elements if only these explain all: each explains more than it costs.
+
+    The two alone if that leaves something: then nothing that these candidates slow is known.
+    """
+    chosen = [*two]
+    while True:
+        together = predicted[chosen].min(axis=0)
+        left = misfits(np.minimum(together, predicted))
+        if left.min() + cost >= misfits(together):
+            return chosen if misfits(together) <= _EXPLAINED * predicted.shape[1] else [*two]
+        chosen.append(int(left.argmin()))
 
 
 def _undecided(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:

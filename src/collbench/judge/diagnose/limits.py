@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -213,40 +214,44 @@ def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Ver
 
 
 def _too_slow(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
-    unused: set[Link] = set()
-    degraded: set[Link] = set()
-    for link, reading in links.items():
-        limit = facts.limit(link)
-        if limit is None or not facts.over_nvlink(link):
-            continue
-        high = facts.readings.interval(reading)[2]
-        if high < DEGRADED * limit:
-            ceiling = facts.pcie_ceiling(link)
-            (unused if ceiling is not None and high <= ceiling else degraded).add(link)
-    # Near a threshold all are equally slow, and noise chooses those that lie below: the milder statement holds for all.
-    near = _tied(facts, unused, links.keys() - unused, links)
-    unused, degraded = unused - near, degraded | near
-    # Throttling slows NVLinks below a slot's rate, too, if only links of throttled GPUs are so slow.
+    ours = {link: reading for link, reading in links.items() if facts.limit(link) and facts.over_nvlink(link)}
+    slow = {link: DEGRADED * (facts.limit(link) or 0.0) for link in ours}
+    ceilings = {link: ceiling for link in ours if (ceiling := facts.pcie_ceiling(link)) is not None}
+    unused = _below(facts, ours, {link: min(slow[link], ceiling) for link, ceiling in ceilings.items()})
+    degraded = _below(facts, ours, slow)
+    # A slow GPU lowers its single NVLinks below a slot's rate, too: if others that are as slow are used, these are.
+    in_use = degraded - {link for link in degraded if ours[link].gbs <= ceilings.get(link, 0.0)}
+    of_slow = {gpu for link in in_use for gpu in link if all(other in degraded for other in ours if gpu in other)}
+    unused -= {link for link in unused if of_slow & {*link}}
+    # Throttling does so, too, if only links of throttled GPUs are so slow.
     held_back = {gpu for gpu, cause in unhealthy_devices(facts).causes.items() if cause.name == THROTTLED}
-    throttled = {link for link in unused if held_back & {*link}}
-    if unused == throttled and any(facts.over_nvlink(link) for link in links.keys() - unused - degraded):
-        unused, degraded = set(), degraded | throttled
-    degraded -= _tied(facts, degraded, links.keys() - degraded - unused, links)
+    if all(held_back & {*link} for link in unused) and ours.keys() - degraded:
+        unused = set()
     for blame in _blames_by_label(facts, unused, links):
         yield _unused(facts, blame, links)
-    for blame in _blames_by_label(facts, degraded, links, rates=True):
+    for blame in _blames_by_label(facts, degraded - unused, links, rates=True):
         yield _degraded(facts, blame, links)
 
 
-def _tied(facts: Facts, slow: Collection[Link], others: Collection[Link], links: Mapping[Link, Reading]) -> set[Link]:
-    """Return the slow links that tie with one of the others, of the same label and limit."""
-    return {
-        link
-        for link in slow
-        for other in others
-        if (facts.label(other), facts.limit(other)) == (facts.label(link), facts.limit(link))
-        and not facts.readings.exceeds(links[other], links[link], OUTLYING)
-    }
+def _below(facts: Facts, links: Mapping[Link, Reading], bounds: Mapping[Link, float]) -> set[Link]:
+    """Return the links whose rates lie below their bounds: surely, and no link as slow as they are may be above it.
+
+    Near a bound all links of a kind are equally slow, and noise chooses those that lie below. A link that is too noisy
+    for certainty, and otherwise like those that are surely below, counts as they do.
+    """
+    z = facts.readings.z
+    high = {link: math.exp(reading.middle + z * reading.error) for link, reading in links.items()}
+    sure = {link for link, bound in bounds.items() if high[link] < bound}
+    below = set[Link]()
+    for alike in grouped(((facts.label(link), facts.limit(link)), link) for link in bounds).values():
+        for link in sure.intersection(alike):
+            off = z * links[link].error
+            near = {
+                other for other in alike if links[other].middle - links[link].middle <= OUTLYING + math.sqrt(2) * off
+            }
+            if all(other in sure or math.exp(links[other].middle + off) < bounds[other] for other in near):
+                below |= near
+    return below
 
 
 def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Verdict:
