@@ -211,26 +211,30 @@ def errors(gpu: int, count: int) -> Cause:
     return Cause("new_errors", f"{count} new NVLink errors on GPU{gpu}", fix, (gpu,), seen=True)
 
 
-NONE = UnhealthyDevices({}, {})
+def unhealthy(causes: dict[int, Cause], others: dict[int, str]) -> UnhealthyDevices:
+    return replace(watched(), causes=causes, shared=others)
+
+
+NONE = unhealthy({}, {})
 
 
 @pytest.mark.parametrize(
     ("title", "seen", "expected"),
     [
         ("nothing", watched(), NONE),
-        ("somebody's process", watched((shared(1),)), UnhealthyDevices({}, {1: "in 1 of 4 trials"})),
-        ("reported twice of one trial", watched((shared(1), shared(1))), UnhealthyDevices({}, {1: "in 1 of 4 trials"})),
+        ("somebody's process", watched((shared(1),)), unhealthy({}, {1: "in 1 of 4 trials"})),
+        ("reported twice of one trial", watched((shared(1), shared(1))), unhealthy({}, {1: "in 1 of 4 trials"})),
         (
             "throttled",
             watched((throttled(2, "HW slowdown"),)),
-            UnhealthyDevices({2: throttling(2, "HW slowdown", "in 1 of 4 trials")}, {}),
+            unhealthy({2: throttling(2, "HW slowdown", "in 1 of 4 trials")}, {}),
         ),
         ("clocks that somebody set", watched((throttled(2, "applications clocks setting"),)), NONE),
         ("hot", watched((hot(2, 95),)), NONE),
         (
             "what trials reported goes before health",
             watched((shared(0),), before=(Health(processes=1),)),
-            UnhealthyDevices({}, {0: "in 1 of 4 trials"}),
+            unhealthy({}, {0: "in 1 of 4 trials"}),
         ),
         (
             "health, before and after",
@@ -238,9 +242,7 @@ NONE = UnhealthyDevices({}, {})
                 before=(Health(throttle=("SW power cap", "HW slowdown")), Health()),
                 after=(Health(throttle=("SW power cap",)), Health(processes=2)),
             ),
-            UnhealthyDevices(
-                {0: throttling(0, "SW power cap, HW slowdown", "before measuring")}, {1: "after measuring"}
-            ),
+            unhealthy({0: throttling(0, "SW power cap, HW slowdown", "before measuring")}, {1: "after measuring"}),
         ),
         (
             "a process that has only opened it",
@@ -253,7 +255,7 @@ NONE = UnhealthyDevices({}, {})
                 before=(Health(nvlink_errors=1, ecc_errors=0), Health(nvlink_replays=5), Health(ecc_errors=None)),
                 after=(Health(nvlink_errors=4, ecc_errors=9), Health(nvlink_replays=5), Health(ecc_errors=3)),
             ),
-            UnhealthyDevices({0: errors(0, 3)}, {}),
+            unhealthy({0: errors(0, 3)}, {}),
         ),
         ("a counter that began anew", watched(before=(Health(ecc_errors=5),), after=(Health(ecc_errors=0),)), NONE),
         ("one that is gone", watched(before=(Health(ecc_errors=0),), after=(Health(),)), NONE),
@@ -261,7 +263,7 @@ NONE = UnhealthyDevices({}, {})
     ],
 )
 def test_what_was_seen_on_the_devices(title: str, seen: UnhealthyDevices, expected: UnhealthyDevices) -> None:
-    assert seen == expected
+    assert (seen.causes, seen.shared) == (expected.causes, expected.shared)
 
 
 def test_the_cause_is_of_the_first_device_throttling_before_errors() -> None:
@@ -273,6 +275,9 @@ def test_the_cause_is_of_the_first_device_throttling_before_errors() -> None:
     ]
     assert seen.cause((3,)) is None
     assert seen.cause((3, 1, 0)) == seen.cause((1,))
+    together = seen.cause((2, 1))
+    assert together is not None
+    assert (together.text, together.devices) == ("GPU1, GPU2 were throttled", (1, 2))
     assert seen.cause((0, 1)) == errors(0, 1)
 
 

@@ -137,6 +137,42 @@ def test_a_gpu_that_counts_errors_is_no_healthy_one(before: Health, after: Healt
     assert [(v.kind, v.members, v.text) for v in found] == ([(Kind.GPU_ERRORS, (2,), text)] if text else [])
 
 
+@pytest.mark.parametrize(
+    ("gpus_held", "share", "place", "text"),
+    [
+        ((0, 1, 2, 3), 1.0, "all 4 GPUs", "throttled in 100% of their trials (HW thermal slowdown)"),
+        ((2,), 1.0, "GPU2", "throttled in 100% of its trials (HW thermal slowdown)"),
+        ((2,), 0.05, "", ""),
+    ],
+)
+def test_a_throttled_gpu_is_said_though_nothing_is_slow(
+    gpus_held: tuple[int, ...], share: float, place: str, text: str
+) -> None:
+    run = pcie({}, lambda _w, _m: 22.0)
+    many = round(1 / share)
+    held = [
+        replace(
+            found,
+            samples=[
+                replace(
+                    sample,
+                    flags=tuple(
+                        throttled(gpu, "HW thermal slowdown")
+                        for gpu in gpus_held
+                        if gpu in found.point.members and (place_of + number) % many == 0
+                    ),
+                )
+                for number, sample in enumerate(found.samples)
+            ],
+        )
+        for place_of, found in enumerate(run.measurements)
+    ]
+    found = faults(replace(run, measurements=held))
+    assert [(v.kind, v.members, v.place, v.text) for v in found] == (
+        [(Kind.THROTTLED, gpus_held, place, text)] if text else []
+    )
+
+
 SPREAD = (0.97, 1.03, 1.0, 0.98, 1.02)
 
 

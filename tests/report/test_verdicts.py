@@ -110,7 +110,7 @@ def test_a_throttled_gpu_without_a_peer_to_be_compared_with_is_said() -> None:
     machine = fabrics.load("pcie-4-two-bridges")
     two = replace(machine, gpus=machine.gpus[:2], faults=(slow,))
     shown = page(simulate(two, asked, 1))
-    assert shown.startswith("Labels, tools and measurement agree with one another, but PIX pairs reach at most 42% of ")
+    assert shown.startswith("THROTTLED GPU0: throttled in 100% of its trials (SW thermal slowdown) (sim)")
     assert "health    throttled: SW thermal slowdown on GPU0 in " in shown
     assert "health" not in page(simulate(replace(two, faults=()), asked, 1))
 

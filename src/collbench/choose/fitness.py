@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from collbench.choose.choice import EXCLUDED, LeftOut, Unfit, Why
-from collbench.judge.outcome import outcome
+from collbench.judge.outcome import FLAGGED_SHARE, flagged_shares, outcome
 from collbench.machine.health import BUSY_PERCENT, errors, holds_back, only_opened
 from collbench.model.run import FlagKind, Health, Run
 from collbench.model.units import format_approximate_size
@@ -16,23 +16,20 @@ from collbench.model.units import format_approximate_size
 _IDLE_BYTES = 256 * 2**20
 # A training job wants most of the memory; a desktop's own use of it is a few percent.
 _MIN_FREE = 0.5
-# A single flagged trial may be a spike of power; a tenth of them is a state.
-_FLAGGED_SHARE = 0.1
 # One failed pair may be either device's or the link's; with two partners it is the device that they share.
 _BLAMED_PARTNERS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Signs:
-    """Each device's number of trials and of trials with each flag, and the device to blame for failed pairs."""
+    """The share of each device's trials that have each flag, and the device to blame for failed pairs."""
 
-    trials: Counter[int]
-    flagged: Counter[tuple[FlagKind, int]]
+    shares: dict[tuple[FlagKind, int], float]
     blamed: int | None
 
     def share(self, position: int, kind: FlagKind) -> float:
         """Return the share of a device's trials that have such a flag about it."""
-        return self.flagged[kind, position] / max(1, self.trials[position])
+        return self.shares.get((kind, position), 0.0)
 
 
 def left_out(
@@ -62,7 +59,7 @@ def marks(run: Run, order: Sequence[int]) -> tuple[list[bool], list[bool]]:
     busy = [bool(_busy(run, position, signs)) or others for position, others in zip(order, opened, strict=True)]
     suspect = [
         bool(_throttled(run, position, signs) or _faults(run, position, signs))
-        or signs.flagged[FlagKind.THROTTLED, position] > 0
+        or signs.share(position, FlagKind.THROTTLED) > 0
         for position in order
     ]
     return busy, suspect
@@ -89,7 +86,7 @@ def _others(before: Health, after: Health, share: float) -> list[Why]:
         return []  # a tie-break prefers a device that no process has opened
     if count := max(before.processes or 0, after.processes or 0):
         return [Why(Unfit.BUSY, f"busy: {count} other process{'' if count == 1 else 'es'}")]
-    return [Why(Unfit.BUSY, f"busy: another process in {share:.0%} of its trials")] if share >= _FLAGGED_SHARE else []
+    return [Why(Unfit.BUSY, f"busy: another process in {share:.0%} of its trials")] if share >= FLAGGED_SHARE else []
 
 
 def _throttled(run: Run, position: int, signs: _Signs) -> list[Why]:
@@ -99,7 +96,7 @@ def _throttled(run: Run, position: int, signs: _Signs) -> list[Why]:
     if reasons:
         return [Why(Unfit.THROTTLED, f"throttled: {', '.join(sorted(reasons))}")]
     share = signs.share(position, FlagKind.THROTTLED)
-    return [Why(Unfit.THROTTLED, f"throttled in {share:.0%} of its trials")] if share >= _FLAGGED_SHARE else []
+    return [Why(Unfit.THROTTLED, f"throttled in {share:.0%} of its trials")] if share >= FLAGGED_SHARE else []
 
 
 def broken_pairs(run: Run) -> set[frozenset[int]]:
@@ -128,13 +125,4 @@ def _state(states: tuple[Health, ...], position: int) -> Health:
 
 
 def _signs(run: Run) -> _Signs:
-    trials, flagged = Counter[int](), Counter[tuple[FlagKind, int]]()
-    for measurement in run.measurements:
-        for position in measurement.point.members:
-            trials[position] += len(measurement.samples)
-        for sample in measurement.samples:
-            if not sample.flags:
-                continue
-            about = {(flag.kind, position) for flag in sample.flags for position in flag.devices}
-            flagged.update((kind, position) for kind, position in about if position in measurement.point.members)
-    return _Signs(trials, flagged, _blamed(run))
+    return _Signs(flagged_shares(run), _blamed(run))

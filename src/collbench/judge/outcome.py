@@ -291,6 +291,22 @@ def flagged_trials(run: Run) -> Counter[tuple[FlagKind, int, str]]:
     )
 
 
+# A single flagged trial may be a spike of power; a tenth of them is a state.
+FLAGGED_SHARE = 0.1
+
+
+def flagged_shares(run: Run) -> dict[tuple[FlagKind, int], float]:
+    """Return the share of each device's trials that have a flag about it, by its kind and the device's position."""
+    trials, flagged = Counter[int](), Counter[tuple[FlagKind, int]]()
+    for measurement in run.measurements:
+        for position in measurement.point.members:
+            trials[position] += len(measurement.samples)
+        for sample in measurement.samples:
+            about = {(flag.kind, position) for flag in sample.flags for position in flag.devices}
+            flagged.update((kind, position) for kind, position in about if position in measurement.point.members)
+    return {(kind, position): count / trials[position] for (kind, position), count in flagged.items()}
+
+
 def without_idle(run: Run) -> Run:
     """Return the run without what its trials and ends say of others' processes that did nothing on their GPU.
 

@@ -10,7 +10,14 @@ from itertools import combinations, permutations
 from collbench.judge import references
 from collbench.judge.diagnose import links
 from collbench.judge.diagnose.collectives import collectives
-from collbench.judge.diagnose.devices import counted_errors, degraded_slots, interference, other_processes, unsteady
+from collbench.judge.diagnose.devices import (
+    counted_errors,
+    degraded_slots,
+    interference,
+    other_processes,
+    throttled,
+    unsteady,
+)
 from collbench.judge.diagnose.limits import failures, limits
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts, Reading
 from collbench.judge.diagnose.reported import reported
@@ -281,6 +288,7 @@ class Diagnosis:
         """The verdicts, strongest first."""
         found = [verdict for rule in _RULES for verdict in rule(self.facts)]
         found += links.inversions(self.facts, frozenset[Link]().union(*(verdict.reach for verdict in found)))
+        found += throttled(self.facts, found)
         ranks = list(Severity)
         return tuple(sorted(explained(found), key=lambda verdict: ranks.index(verdict.severity)))
 

@@ -22,21 +22,37 @@ from collbench.model.units import every
 class UnhealthyDevices:
     """What was seen on the devices, by position: throttling or new errors, and when processes of others were there."""
 
+    run: Run
     causes: dict[int, Cause]
     shared: dict[int, str]
 
     def cause(self, members: Iterable[int]) -> Cause | None:
-        """Return what was wrong with the first unhealthy one of these devices, None if all were healthy."""
-        return next((self.causes[member] for member in members if member in self.causes), None)
+        """Return what was wrong with the first unhealthy one of these devices, None if all were healthy.
+
+        If that is throttling, it is of all that were throttled.
+        """
+        ill = [self.causes[member] for member in members if member in self.causes]
+        held = tuple(sorted(cause.devices[0] for cause in ill if cause.name == THROTTLED))
+        if len(held) > 1 and ill[0].name == THROTTLED:
+            text = f"{named_or_all(self.run, held)} were throttled"
+            return replace(ill[0], text=text, fix=f"{_LIMITS}{on(self.run, held)}", devices=held)
+        return next(iter(ill), None)
+
+
+def named_or_all(run: Run, positions: tuple[int, ...]) -> str:
+    """Return these devices by name, or "all 8 GPUs"."""
+    count = len(positions)
+    return f"{every(count)} GPUs" if 1 < count == len(run.devices) else tags(positions, run.devices)
 
 
 THROTTLED = "throttled"
+_LIMITS = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
 
 
 def throttled_by(run: Run, position: int, reasons: Sequence[str], when: str) -> Cause:
     """Return throttling of a device, for these reasons as NVML names them, as a cause."""
     text = f"{run.devices[position].tag} was throttled ({', '.join(reasons)}) {when}"
-    fix = f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{on(run, (position,))}"
+    fix = f"{_LIMITS}{on(run, (position,))}"
     return Cause(THROTTLED, text, fix, (position,), seen=True)
 
 
@@ -68,7 +84,7 @@ def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
             causes.setdefault(position, Cause(NEW_ERRORS, text, fix, (position,), seen=True))
     idle = idle_among(facts, shared.keys())
     shared = {position: seen for position, seen in shared.items() if position not in idle}
-    return UnhealthyDevices(causes, shared)
+    return UnhealthyDevices(run, causes, shared)
 
 
 def idle_among(facts: Facts, shared: Collection[int]) -> frozenset[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.judge.diagnose.blame import Blame, of_devices, unhealthy_devices, verdict_on
+from collbench.judge.diagnose.blame import THROTTLED, Blame, named_or_all, of_devices, unhealthy_devices, verdict_on
 from collbench.judge.diagnose.collectives import by_setting
 from collbench.judge.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, names, on, slots
+from collbench.judge.outcome import FLAGGED_SHARE, flagged_shares, flagged_trials
 from collbench.judge.physics import most_over_pcie
 from collbench.judge.stats import MIN_TRIALS, Variance, reach, row_medians, trial_seconds
 from collbench.machine import theory
@@ -22,8 +23,8 @@ from collbench.machine.health import errors
 from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import Theory, slot
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import InterferenceCheck
-from collbench.model.units import TELLING_BYTES
+from collbench.model.run import FlagKind, InterferenceCheck
+from collbench.model.units import TELLING_BYTES, verb
 
 _BY_ENGINE = (Operation.H2D_CE, Operation.D2H_CE)  # between a device and host memory
 
@@ -137,6 +138,28 @@ def counted_errors(facts: Facts) -> Iterator[Verdict]:
                 f"nvidia-smi nvlink -e{on(facts.run, (position,))}",
             )
             yield Verdict(Kind.GPU_ERRORS, (position,), device.tag, " and ".join(counted), cause)
+
+
+def throttled(facts: Facts, found: Sequence[Verdict]) -> Iterator[Verdict]:
+    """Yield the GPUs that were throttled in a tenth of their trials or more, and for which no other verdict says so.
+
+    Where all are throttled, no link is slower than the others, and copies may still be within their path's limits.
+    """
+    named = {gpu for verdict in found if verdict.cause.name == THROTTLED for gpu in verdict.cause.devices}
+    shares = {gpu: share for (kind, gpu), share in flagged_shares(facts.run).items() if kind is FlagKind.THROTTLED}
+    gpus = tuple(sorted(gpu for gpu, share in shares.items() if share >= FLAGGED_SHARE and gpu not in named))
+    reasons = sorted(
+        {why for kind, gpu, why in flagged_trials(facts.run) if kind is FlagKind.THROTTLED and gpu in gpus}
+    )
+    if gpus:
+        place = named_or_all(facts.run, gpus)
+        low, high = (f"{of(shares[gpu] for gpu in gpus):.0%}" for of in (min, max))
+        share = low if low == high else f"{low} to {high}"
+        text = f"throttled in {share} of {verb(len(gpus), 'its', 'their')} trials ({', '.join(filter(None, reasons))})"
+        likely = "heat or power: the cooling, the power supply, or a limit that is set below what the GPU needs"
+        fix = f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{on(facts.run, gpus)}"
+        cause = Cause(THROTTLED, likely, fix, gpus)
+        yield Verdict(Kind.THROTTLED, gpus, place, text, cause)
 
 
 _FEWER_LANES = "the slot has fewer lanes, the card is badly seated or on a riser, or the link trained down"
