@@ -18,7 +18,7 @@ from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.model.units import format_size, parse_share, parse_size
+from collbench.model.units import format_size, grouped, parse_share, parse_size
 
 if TYPE_CHECKING:
     from collbench.judge.references import Figure, Reference
@@ -180,8 +180,8 @@ def reference(
     sources and whether they disagree at some size, and what is normal at the largest size, in GB/s. GPU is a part of a
     product name, with the number of GPUs as "8 x H100".
 
-    With OPERATION and --size: what is normal there. Exit status with --busbw: 0; 3 if it is below, or above what the
-    links carry; 1 if there is nothing to compare it with, or only figures of one NVLS setting call it below.
+    With OPERATION and --size: what is normal there, or required by acceptance tests. Exit status with --busbw: 0; 3 if
+    it is below, or above what the links carry; 1 if there is nothing to compare it with, or if it depends on NVLS.
 
     \b
     Examples:
@@ -223,19 +223,15 @@ def _kinds(kinds: Sequence[tuple[Figure, ...]], machine: str, operation: Operati
 
 
 def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: float | None) -> None:
-    """Print what is normal at a size, a line for each kind of machine, and leave with the status.
-
-    A minimum of an acceptance test is printed only where nothing was measured.
-    """
-    from collbench.judge.references import ReferenceVerdict, place, reference_at
-    from collbench.report.text.reference import NOTHING, placed, placed_json
+    """Print what is normal at a size, a line for each kind of machine and NVLS setting, and leave with the status."""
+    from collbench.judge.references import ReferenceVerdict, place, place_among, reference_at
+    from collbench.report.text.reference import nowhere, placed, placed_json, usual
 
     found = [published for kind in kinds if (published := reference_at(kind, size))]
-    found = [published for published in found if published.sources] or found
     if not found:
-        nowhere = f"{what}: {NOTHING}; 'collbench reference' lists what there is\n"
         with leaving(ExitStatus.FAILED):
-            echo(placed_json({}, busbw, ExitStatus.FAILED) if is_json() else nowhere, end="")
+            nothing = f"{what}: {nowhere(kinds, size)}\n"
+            echo(placed_json({}, busbw, ExitStatus.FAILED) if is_json() else nothing, end="")
         return
     counts = sorted({published.figure.ranks for published in found})
     if busbw is not None and len(counts) > 1:
@@ -244,44 +240,63 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
             'what is normal depends on the number of GPUs, which comes first, as in "2 x H200": '
             f"there are figures of {listed}"
         )
-    standings = {place(published, busbw) for published in found} if busbw is not None else set()
-    others = dict(_of_other_nvls(kinds, found, size)) if ReferenceVerdict.BELOW in standings else {}
-    usual = [
-        published
-        for published, growth in others.items()
-        if busbw is not None and place(published, busbw * growth) is not ReferenceVerdict.BELOW
+    machines = [
+        sorted(references, key=lambda reference: not reference.sources)
+        for references in grouped((_machine(published), published) for published in found).values()
     ]
+    standings = {place_among(references, busbw) for references in machines} if busbw is not None else set()
+    others = dict(_of_other_nvls(kinds, found, size)) if ReferenceVerdict.BELOW in standings else {}
+    possible = {
+        published: growth
+        for published, growth in others.items()
+        if busbw is not None and place(published, busbw * (growth or 1.0)) is not ReferenceVerdict.BELOW
+    }
     # Where figures of several machines fit the name, a rate is below or impossible if it is by all that judge it.
     judged = standings - {ReferenceVerdict.NOT_JUDGED}
     wrong = judged and judged <= {ReferenceVerdict.BELOW, ReferenceVerdict.IMPOSSIBLE}
     # A rate that one NVLS setting is faster than may have been measured with the other, which no figure judges.
     settings = {published.figure.nvls for published in (*found, *others)}
-    unknown = judged == {ReferenceVerdict.BELOW} and (usual or settings in ({"on"}, {"off"}))
+    unknown = judged == {ReferenceVerdict.BELOW} and (possible or settings in ({"on"}, {"off"}))
+    # Below one and above another it is normal nowhere, and which of them the machine is was not said.
+    between = judged == {ReferenceVerdict.BELOW, ReferenceVerdict.ABOVE}
     status = ExitStatus.CONTRADICTION if wrong and not unknown else ExitStatus.DONE
-    status = ExitStatus.FAILED if unknown or standings == {ReferenceVerdict.NOT_JUDGED} else status
-    rates = dict.fromkeys(found, busbw) | dict.fromkeys(usual)
+    status = ExitStatus.FAILED if unknown or between or standings == {ReferenceVerdict.NOT_JUDGED} else status
     with leaving(status):
         if is_json():
-            echo(placed_json(rates, busbw, status), end="")
+            echo(placed_json(dict.fromkeys(found, busbw) | dict.fromkeys(possible), busbw, status), end="")
             return
-        for published, rate in rates.items():
-            echo_sentence(placed(published, rate))
-        if judged == {ReferenceVerdict.BELOW} and not unknown:
+        for references in machines:
+            echo_sentence(placed(references, busbw))
+        for published, growth in possible.items():
+            echo_sentence(usual(published, busbw or 0.0, size, growth))
+        if unknown or (between and settings == {"on", "off"}):
+            echo_sentence("next      run the job with NCCL_DEBUG=INFO: its log says whether NVLS is on")
+        elif judged == {ReferenceVerdict.BELOW}:
             echo("next      'collbench check' on that machine: what is slow, and why")
+
+
+def _machine(published: Reference) -> tuple[object, ...]:
+    figure = published.figure
+    return figure.gpus, figure.machine, figure.links, figure.variant, figure.ranks, figure.nvls
 
 
 def _of_other_nvls(
     kinds: Sequence[tuple[Figure, ...]], found: Sequence[Reference], size: int
-) -> Iterator[tuple[Reference, float]]:
+) -> Iterator[tuple[Reference, float | None]]:
     """Yield, at the nearest size, what is normal with an NVLS setting of which nothing is known at this size.
 
-    Each has how many times as fast that size is as this one, by the machine's figures with the known setting.
+    Each has how many times as fast that size is as this one, by the machine's figures with the known setting; None if
+    they do not say it.
     """
     from collbench.judge.references import reference_at, sizes_of
 
     curves = {(kind[0].machine, kind[0].nvls): kind for kind in kinds if kind[0].nvls and kind[0].at_least is None}
     known = {(published.figure.machine, published.figure.nvls) for published in found}
-    here = {published.figure.machine: (nvls, published) for published in found if (nvls := published.figure.nvls)}
+    here = {
+        published.figure.machine: (nvls, published)
+        for published in found
+        if published.sources and (nvls := published.figure.nvls)
+    }
     for (machine, nvls), kind in curves.items():
         if machine not in here or (machine, nvls) in known:
             continue
@@ -290,4 +305,4 @@ def _of_other_nvls(
         there = reference_at(kind, nearest)
         same = reference_at(curves.get((machine, setting), ()), nearest)
         if there is not None and there.sources:
-            yield there, same.band[0] / published.band[0] if same else 1.0
+            yield there, same.band[0] / published.band[0] if same else None

@@ -238,18 +238,24 @@ def reference_at(kind: Sequence[Figure], size_bytes: int) -> Reference | None:
 
 
 def place(reference: Reference, gbs: float) -> ReferenceVerdict:
-    """Return how one rate without an interval compares with a band; NOT_JUDGED for a minimum or a guide.
+    """Return how one rate without an interval compares with a band or a minimum; NOT_JUDGED for a guide.
 
     Above what the links carry it is IMPOSSIBLE, whatever the figures are.
     """
     low, high = reference.band
     if reference.ceiling is not None and gbs > MARGIN * reference.ceiling:
         return ReferenceVerdict.IMPOSSIBLE
-    if high is None or reference.orients:
+    if reference.orients:
         return ReferenceVerdict.NOT_JUDGED
     if gbs < low:
         return ReferenceVerdict.BELOW
-    return ReferenceVerdict.ABOVE if gbs > high else ReferenceVerdict.NORMAL
+    return ReferenceVerdict.ABOVE if high is not None and gbs > high else ReferenceVerdict.NORMAL
+
+
+def place_among(references: Iterable[Reference], gbs: float) -> ReferenceVerdict:
+    """Return how one rate compares with all that is known of one machine: a minimum is a limit beside the band."""
+    standings = {place(reference, gbs) for reference in references}
+    return next(standing for standing in _LIMITS_FIRST if standing in standings)
 
 
 # The answers of the figures.
@@ -272,6 +278,9 @@ class ReferenceVerdict(StrEnum):
     NOT_JUDGED = "not judged"
     FAILED = "failed"
     IMPOSSIBLE = "impossible"  # of one rate, without a run; in a run such batches are marked
+
+
+_LIMITS_FIRST = [ReferenceVerdict[name] for name in ("IMPOSSIBLE", "BELOW", "ABOVE", "NORMAL", "NOT_JUDGED")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -17,6 +18,7 @@ from collbench.judge.references import (
     ReferenceVerdict,
     Unjudged,
     place,
+    place_among,
     reference_at,
     sizes_of,
 )
@@ -300,23 +302,76 @@ def _coverage_row(row: Json) -> tuple[str, ...]:
     )
 
 
-NOTHING = "nothing to compare with"
+def placed(references: Sequence[Reference], gbs: float | None) -> str:
+    """Return in one line what is normal on one machine at one size, and with a rate in GB/s whether it is.
 
-
-def placed(reference: Reference, gbs: float | None) -> str:
-    """Return in one line what is normal at one size, and with a rate in GB/s whether it is."""
-    of = reference.figure
+    What was measured is the first of the references; the others are minima of acceptance tests.
+    """
+    first = references[0]
+    of = first.figure
     nvls = f", NVLS {of.nvls}" if of.nvls else ""
     where = f"{amount(of.ranks, 'GPU')} ({of.machine}{nvls})"
-    what = f"{Work(of.operation, of.variant)} at {format_size(reference.size_bytes)} on {where}"
+    what = f"{Work(of.operation, of.variant)} at {format_size(first.size_bytes)} on {where}"
+    bands = "; ".join(filter(None, [_band(first) if first.sources else "", _required(references)]))
     if gbs is None:
-        return f"{what}, GB/s: {_band(reference)}"
-    standing = place(reference, gbs)
-    answer = NOTHING if standing is ReferenceVerdict.NOT_JUDGED else standing.value
-    beyond = ""
-    if standing is ReferenceVerdict.IMPOSSIBLE and reference.ceiling is not None:
-        beyond = f", above the {figure(reference.ceiling)} that the links carry"
-    return f"{what}: {answer}, {figure(gbs)} GB/s{beyond}; {_band(reference)}"
+        return f"{what}, GB/s: {bands}"
+    standing = place_among(references, gbs)
+    answer, beyond = standing.value, ""
+    if standing is ReferenceVerdict.NOT_JUDGED:
+        answer, beyond = "not judged by a guide", f", {_beside(first, gbs)}"
+    elif standing is ReferenceVerdict.IMPOSSIBLE and first.ceiling is not None:
+        beyond = f", above the {figure(first.ceiling)} that the links carry"
+    elif standing is ReferenceVerdict.BELOW and place(first, gbs) is not standing:
+        answer = "below what is required"
+    elif not first.sources:
+        answer = {
+            ReferenceVerdict.BELOW: "below what is required",
+            ReferenceVerdict.NORMAL: "at least what is required",
+        }[standing]
+    return f"{what}: {answer}, {figure(gbs)} GB/s{beyond}; {bands}"
+
+
+def _required(references: Sequence[Reference]) -> str:
+    """Return the minima of acceptance tests, the strictest first; "" for none."""
+    asking = sorted({(reference.band[0], reference.figure.origin) for reference in references if not reference.sources})
+    if len(asking) < 2:
+        return "".join(f"required: {figure(gbs)} or more" for gbs, _ in asking)
+    tests = ", ".join(f"{figure(gbs)} or more ({origin.partition('/')[0]})" for gbs, origin in reversed(asking))
+    return f"required: {tests}"
+
+
+def _beside(reference: Reference, gbs: float) -> str:
+    """Return where a rate stands beside the band of a guide."""
+    low, high = reference.band
+    if gbs < low:
+        return f"{1 - gbs / low:.0%} below it"
+    return "within it" if high is None or gbs <= high else f"{gbs / high - 1:.0%} above it"
+
+
+def usual(reference: Reference, gbs: float, size_bytes: int, growth: float | None) -> str:
+    """Return that a rate may be usual with another NVLS setting, of which there are figures of another size only.
+
+    `growth` is how many times as fast that size is as this one with the known setting; None if that is not known.
+    """
+    there, here = format_size(reference.size_bytes), format_size(size_bytes)
+    high = reference.band[1]
+    known = "off" if reference.figure.nvls == "on" else "on"
+    part = ""
+    if growth is not None:
+        part = f", and {here} reaches {1 / growth:.2f} of {there}'s rate with NVLS {known}"
+    may = "is more than usual" if high is not None and gbs > high else "may be usual"
+    return f"if NVLS is {reference.figure.nvls}, {figure(gbs)} GB/s {may}: the {_band(reference)} is of {there}{part}"
+
+
+def nowhere(kinds: Iterable[Iterable[Figure]], size_bytes: int) -> str:
+    """Return that there is nothing to compare a rate with, and the nearest sizes of which there are figures."""
+    sizes = sorted(
+        {size for kind in kinds for size in sizes_of(kind)}, key=lambda size: abs(math.log(size / size_bytes))
+    )
+    if not sizes:
+        return "nothing to compare with; 'collbench reference' lists what there is"
+    nearest = " and ".join(map(format_size, sorted(sizes[:2])))
+    return f"nothing to compare with at this size; the nearest figures of such a machine are of {nearest}"
 
 
 def placed_json(references: Mapping[Reference, float | None], gbs: float | None, status: int) -> str:
