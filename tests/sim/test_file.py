@@ -112,6 +112,18 @@ def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:
         ),
         (lambda d: d.update(faults=[{"kind": "slow-gpu", "factor": 1.5}]), r"faults\[0\].factor is 1.5: give what"),
         (lambda d: d.update(faults=[{"kind": "mistimed", "factor": 0.5}]), r"faults\[0\].factor is 0.5: give by how"),
+        # Faults that would do nothing.
+        (
+            lambda d: d.update(faults=[{"kind": "foreign-load", "devices": [1]}]),
+            r"faults\[0\].factor is 1.0: give what",
+        ),
+        (lambda d: d.update(faults=[{"kind": "pcie-degraded", "devices": [1]}]), "a width below gen 3 and width 16"),
+        (lambda d: d.update(faults=[{"kind": "pcie-degraded", "width": 16}]), r"faults\[0\] leaves the slot as it is"),
+        (lambda d: d.update(faults=[{"kind": "hidden-nvlink", "devices": [0, 5]}]), "no NVLink is there for hidden"),
+        (lambda d: d.update(bundles=[], faults=[{"kind": "nvlink-unused"}]), "no NVLink is there for nvlink-unused"),
+        (lambda d: d.update(faults=[{"kind": "links-down", "devices": [1]}]), r"takes 1 NVLinks of \[1\]: name two"),
+        (lambda d: d.update(faults=[{"kind": "links-down", "devices": [0, 1], "links": 0}]), "takes 0 NVLinks"),
+        (lambda d: d.update(faults=[{"kind": "mistimed", "devices": [1], "factor": 2}]), "two GPUs or more"),
         (lambda d: d.update(faults=[{"kind": "bottleneck"}]), r"faults\[0\].gbs is 0"),
         (lambda d: d.update(faults=[{"kind": "p2p-disabled", "words": "HOME=/"}]), "not an NCCL variable"),
         (lambda d: d.update(labels=[{"gpus": [0, 1], "label": "NVX"}]), r"labels\[0\].label is 'NVX'"),
@@ -127,6 +139,13 @@ def test_a_wrong_file_is_refused_in_one_line_with_the_place(
         fabrics.loads(damaged(change), "mine.json")
     assert str(refused.value).startswith("mine.json")
     assert "\n" not in str(refused.value)
+
+
+def test_a_fault_of_one_gpus_nvlinks_is_read() -> None:
+    """As docs/fabric-file.md says of these kinds: any number of devices."""
+    for kind in ("nvlink-unused", "hidden-nvlink"):
+        fabric = fabrics.loads(damaged(lambda d, kind=kind: d.update(faults=[{"kind": kind, "devices": [6]}])), "it")  # type: ignore[misc]
+        assert fabric.faults[0].devices == (6,)
 
 
 KEY_PATHS = st.sampled_from(

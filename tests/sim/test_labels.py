@@ -52,6 +52,8 @@ def test_pcie_labels_mean_what_nvidia_smi_says(title: str, bridge_of_gpu: tuple[
         ("healthy", None, ("NV2", 2, "NV2", 50.0)),
         ("one link down", Fault(FaultKind.LINKS_DOWN, (0, 1)), ("NV1", 1, "NV2", 25.0)),
         ("hidden", Fault(FaultKind.HIDDEN_NVLINK, (0, 1)), ("PHB", 0, "PHB", 31.5)),
+        ("hidden at one GPU", Fault(FaultKind.HIDDEN_NVLINK, (1,)), ("PHB", 0, "PHB", 31.5)),
+        ("hidden at another", Fault(FaultKind.HIDDEN_NVLINK, (2,)), ("NV2", 2, "NV2", 50.0)),
         ("not used", Fault(FaultKind.NVLINK_UNUSED, (0, 1)), ("NV2", 2, "NV2", 50.0)),
         ("another pair's fault", Fault(FaultKind.LINKS_DOWN, (0, 2)), ("NV2", 2, "NV2", 50.0)),
     ],

@@ -52,6 +52,8 @@ def test_transfers_share_what_they_cross(
         ("a job on a GPU", Fault(FaultKind.FOREIGN_LOAD, (0,), factor=0.6), (6, 6, 6)),
         ("a job that copies", Fault(FaultKind.FOREIGN_LOAD, (0, 1), factor=0.6), (6, 10, 10)),
         ("not used: PCIe", Fault(FaultKind.NVLINK_UNUSED, (0, 1)), (20, 20, 10)),
+        ("not used by one GPU", Fault(FaultKind.NVLINK_UNUSED, (0,)), (20, 20, 20)),
+        ("not used by another", Fault(FaultKind.NVLINK_UNUSED, (2,)), (10, 10, 20)),
         ("no link left but one", Fault(FaultKind.LINKS_DOWN, (2, 0)), (10, 10, 0)),
         ("hidden is as fast", Fault(FaultKind.HIDDEN_NVLINK), (10, 10, 10)),
         ("only collectives are slow", Fault(FaultKind.SLOW_COLLECTIVES, factor=0.1), (10, 10, 10)),

@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -200,6 +201,10 @@ class Fault:
         """Return whether all of these devices are among its own."""
         return not self.devices or set(devices) <= set(self.devices)
 
+    def on_link(self, a: int, b: int) -> bool:
+        """Return whether it is on this link: a fault of one device is on all links of it."""
+        return self.covers(a, b) or (len(self.devices) == 1 and self.devices[0] in (a, b))
+
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
@@ -243,7 +248,8 @@ _ON_A_LINK = (
     FaultKind.HANGING_LINK,
     FaultKind.P2P_SLOW,
 )
-_LEAVES_A_SHARE = (FaultKind.SLOW_LINK, FaultKind.SLOW_GPU, FaultKind.SLOW_COLLECTIVES)
+_ON_NVLINKS = (FaultKind.NVLINK_UNUSED, FaultKind.HIDDEN_NVLINK)
+_LEAVES_A_SHARE = (FaultKind.SLOW_LINK, FaultKind.SLOW_GPU, FaultKind.SLOW_COLLECTIVES, FaultKind.FOREIGN_LOAD)
 _PCI_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
 _VARIABLE = re.compile(r"NCCL_[A-Z0-9_]+=[ -~]+", re.ASCII)
 
@@ -259,6 +265,7 @@ def check(fabric: Fabric) -> None:
     _check_nvlinks(fabric)
     for number, fault in enumerate(fabric.faults):
         _check_fault(fault, len(fabric.gpus), f"fabric.faults[{number}]")
+        _check_effect(fault, fabric, f"fabric.faults[{number}]")
     for number, pair in enumerate(fabric.unreachable):
         _check_gpus(pair, len(fabric.gpus), f"fabric.unreachable[{number}]")
     _check_labels(fabric)
@@ -316,6 +323,8 @@ def _check_fault(fault: Fault, count: int, where: str) -> None:
         raise ValueError(f"{where}.devices is {list(fault.devices)}: a {fault.kind} lies between two GPUs")
     if fault.kind is FaultKind.FOREIGN_LOAD and not 1 <= len(fault.devices) <= 2:
         raise ValueError(f"{where}.devices is {list(fault.devices)}: a foreign load is on one GPU or on a link")
+    if fault.kind is FaultKind.MISTIMED and len(fault.devices) == 1:
+        raise ValueError(f"{where}.devices is {list(fault.devices)}: times are of two GPUs or more")
     if fault.kind is FaultKind.SLOW_COLLECTIVES and len(fault.devices) == 1:
         raise ValueError(f"{where}.devices is {list(fault.devices)}: a collective is among two GPUs or more")
     if fault.kind is FaultKind.P2P_DISABLED and fault.words and not _VARIABLE.fullmatch(fault.words):
@@ -339,6 +348,31 @@ def _check_factor(fault: Fault, where: str) -> None:
         raise ValueError(f"{where}.factor is {fault.factor}: give what a {fault.kind} leaves of the rate, below 1")
     if fault.kind is FaultKind.MISTIMED and fault.factor <= 1:
         raise ValueError(f"{where}.factor is {fault.factor}: give by how much rates grow, above 1")
+
+
+def _check_effect(fault: Fault, fabric: Fabric, where: str) -> None:
+    """Raise ValueError for a fault that would do nothing on this machine: a user would think that it was missed."""
+    covered = fault.devices or range(len(fabric.gpus))
+    if fault.kind is FaultKind.PCIE_DEGRADED:
+        slots = [fabric.gpus[gpu] for gpu in covered]
+        if all(
+            (fault.generation or slot.pcie_generation) >= slot.pcie_generation
+            and (fault.width or slot.pcie_width) >= slot.pcie_width
+            for slot in slots
+        ):
+            now = f"gen {slots[0].pcie_generation} and width {slots[0].pcie_width}"
+            raise ValueError(f"{where} leaves the slot as it is: give a generation or a width below {now}")
+    elif fault.kind is FaultKind.LINKS_DOWN:
+        ports = ({gpu} for switch in fabric.switches for gpu in switch.gpus)
+        if not fault.links or set(fault.devices) not in (*(set(bundle.gpus) for bundle in fabric.bundles), *ports):
+            raise ValueError(
+                f"{where} takes {fault.links} NVLinks of {list(fault.devices)}: "
+                "name two GPUs that NVLinks join directly, or one at a switch, and 1 link or more"
+            )
+    elif fault.kind in _ON_NVLINKS:
+        switched = (pair for switch in fabric.switches for pair in combinations(switch.gpus, 2))
+        if not any(fault.on_link(*pair) for pair in (*(bundle.gpus for bundle in fabric.bundles), *switched)):
+            raise ValueError(f"{where}.devices is {list(fault.devices)}: no NVLink is there for {fault.kind}")
 
 
 def _check_labels(fabric: Fabric) -> None:

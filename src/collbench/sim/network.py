@@ -234,7 +234,7 @@ class Network:
             for a, b in (bundle.gpus, bundle.gpus[::-1]):
                 routes[a, b] = self._over(bundle, a, b)
         unused = self.fabric.faults_of(FaultKind.NVLINK_UNUSED)
-        used = {link: route for link, route in routes.items() if not any(fault.covers(*link) for fault in unused)}
+        used = {link: route for link, route in routes.items() if not any(fault.on_link(*link) for fault in unused)}
         self.bundles = {link: links_and_rate for link, links_and_rate in self.bundles.items() if link in used}
         return used
 
@@ -300,7 +300,7 @@ class Network:
             return self.staged[link]
         if link in self._nvlink:
             return self._nvlink[link]
-        unused = any(fault.covers(*link) for fault in self.fabric.faults_of(FaultKind.NVLINK_UNUSED))
+        unused = any(fault.on_link(*link) for fault in self.fabric.faults_of(FaultKind.NVLINK_UNUSED))
         return self._over_pcie(*link) if self.fabric.pcie_peers or unused else self.staged[link]
 
     def _barred(self, link: Link) -> bool:
@@ -431,7 +431,7 @@ def health(fabric: Fabric) -> tuple[Health, ...]:
 
 def _path(fabric: Fabric, tree: Tree, a: int, b: int) -> Path:
     ancestor = tree.label(a, b)
-    hidden = any(fault.covers(a, b) for fault in fabric.faults_of(FaultKind.HIDDEN_NVLINK))
+    hidden = any(fault.on_link(a, b) for fault in fabric.faults_of(FaultKind.HIDDEN_NVLINK))
     up, full, switched = (0, 0, False) if hidden else _nvlinks(fabric, a, b)
     line = fabric.gpus[a].nvlink_line_mbps
     limit = theory.nvlink(up, capability=None, line_mbps=line, through_switch=switched) or slots_limit(fabric, a, b)
@@ -486,8 +486,7 @@ def _health(fabric: Fabric, gpu: int) -> Health:
         if fault.kind is FaultKind.THROTTLED_GPU and fault.covers(gpu):
             reading = replace(reading, throttle=(*reading.throttle, fault.words or _THROTTLED))
         elif fault.kind is FaultKind.FOREIGN_LOAD and gpu in fault.devices:
-            busy = _BUSY_UTILIZATION if fault.factor < 1 else reading.utilization
-            reading = replace(reading, processes=(reading.processes or 0) + 1, utilization=busy)
+            reading = replace(reading, processes=(reading.processes or 0) + 1, utilization=_BUSY_UTILIZATION)
     return reading
 
 

@@ -238,7 +238,7 @@ class SimBackend(Backend):
     def _clock_error(self, transfer: Transfer) -> float:
         """Return the factor by which a fault of the simulated clock makes a link look too fast."""
         ends = {transfer.src, transfer.dst}
-        return math.prod(fault.factor for fault in self._mistimed if ends <= set(fault.devices))
+        return math.prod(fault.factor for fault in self._mistimed if not fault.devices or ends <= set(fault.devices))
 
     def _chases(self, step: Step) -> list[_Cost]:
         """Return the cost of one access, there and back, of each group."""
