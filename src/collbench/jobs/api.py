@@ -415,15 +415,15 @@ def predict_job(
 ) -> PredictedJob:
     """Return the change of the recorded step on the links of these runs (docs/predict.md).
 
-    `devices` and `name` as in positions_of. `recorded` are runs of the links as the job had them; none: the same runs,
-    where the job's NCCL_* variables are theirs. Raises UsageError.
+    `devices`, where the job would run, and `name` as in positions_of. `recorded` are runs of the links as the job had
+    them, on its own devices; none: the same runs, where the job's NCCL_* variables are theirs. Raises UsageError.
     """
     from collbench.jobs.predict import recorded as prediction  # late: numpy and scipy
 
     _check_predictable(job)
     new = _placed(runs, job, devices, name)
     if recorded:
-        old = _placed(recorded, job, None if _known_devices(job) else devices, name)
+        old = _placed(recorded, job, _all_of(recorded, job), name)
     elif others := _other_variables(job, new.links.run):
         raise UsageError(
             f"the runs have other NCCL_* variables than the job ({', '.join(others)}): measure its links with the "
@@ -437,6 +437,17 @@ def predict_job(
                 f"{error}; or add a run of the links that the job used, with --recorded-links RUN"
             ) from error
     return prediction.predict_job(job, new, old)
+
+
+def _all_of(runs: NamedRuns, job: Job) -> str | None:
+    """Return the devices of a job's own links where only their runs say them: all that they have, one for each rank.
+
+    --devices does not: it says where the job would run.
+    """
+    devices = max((run.devices for _, run in runs), key=len)
+    if _known_devices(job) is not None or len(devices) != job.world_size:
+        return None
+    return ",".join(str(device.index) for device in devices)
 
 
 def _placed(runs: NamedRuns, job: Job, devices: str | None = None, name: str = "JOB.JSON") -> PlacedJob:

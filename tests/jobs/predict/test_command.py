@@ -233,6 +233,10 @@ def test_json_has_the_fields_of_the_page(program: Program, saved: Path) -> None:
             ("nowhere.json", "run.json", "--devices", "1,2"),
             "-o nowhere-devices.json; or add a run of the links that the job used, with --recorded-links",
         ),
+        (  # --devices says where it would run, and the run has two more
+            ("nowhere.json", "run.json", "--devices", "1,2", "--recorded-links", "run.json"),
+            "nowhere.json does not say which devices its ranks had: write a copy that does",
+        ),
         (("none.json", "--params", "1B"), "none.json"),
     ],
 )
@@ -256,6 +260,14 @@ def test_a_job_of_unknown_devices_names_the_command_that_makes_it_predictable(pr
     answer = json.loads(program("predict", named, "run.json", "--devices", "1,2", "--json").out)
     assert answer["longer_seconds"] == longer
     assert "alone for" in " ".join(program("show", named, "--run-file", "run.json").out.split())
+
+
+def test_the_links_of_a_job_of_unknown_devices_are_those_of_a_run_of_as_many(program: Program, saved: Path) -> None:
+    run_file.save(pairs({(0, 1): 100.0}, 2), saved / "own.json")
+    args = ("--devices", "1,2", "--recorded-links", "own.json")
+    known, unknown = (program("predict", job, "run.json", *args).out for job in ("job.json", "nowhere.json"))
+    assert "recorded GPU0, GPU1 of" in " ".join(unknown.split())
+    assert known == unknown
 
 
 @pytest.mark.parametrize(
