@@ -70,8 +70,8 @@ def pair_of(there: float = 1.0, back: float = 1.0, seed: int = 0) -> Run:
     [
         ("one direction halved", 0.5, 1.0, r"Regression: copies at 1G GPU0→GPU1: (49|50)\.\d% slower, "),
         ("the other", 1.0, 0.7, r"Regression: copies at 1G GPU1→GPU0: (29|30)\.\d% slower, "),
-        ("one more than the other", 0.5, 0.6, r"Regression: all of GPU0-GPU1: 4\d\.\d% slower, "),
-        ("both", 0.5, 0.5, r"Regression: (all of GPU0-GPU1|ce-\w* at 1G on average): (49|50)\.\d% slower, "),
+        ("one more than the other", 0.5, 0.6, r"Regression: all 5 data points are (39|40)% to (50|51)% slower, "),
+        ("both", 0.5, 0.5, r"Regression: all 5 data points are (50%|49% to 50%|50% to 51%) slower, "),
     ],
 )
 def test_a_direction_that_lost_is_named_with_its_own_loss(title: str, there: float, back: float, head: str) -> None:
@@ -79,6 +79,40 @@ def test_a_direction_that_lost_is_named_with_its_own_loss(title: str, there: flo
     shown = text(page(compare(pair_of(), pair_of(there, back, 1), FAIL), ("a.json", "b.json")))
     assert re.match(head, shown), shown
     assert ("all of GPU0-GPU1" in shown) == ("on average" in shown) == (there < 1 and back < 1)
+
+
+def host_copies(factor_of: Callable[[int], float] = lambda _gpu: 1.0, links: float = 1.0, seed: int = 0) -> Run:
+    """Return copies between three GPUs, and of host memory, slower on some."""
+    found = []
+    for gpu in range(3):
+        for at, operation in enumerate((Operation.H2D_CE, Operation.D2H_CE)):
+            rates = noisy(50 * factor_of(gpu), 0.003, 100 * seed + 10 * at + gpu)
+            copied = measured(operation, (gpu,), rates)
+            copied.point = replace(copied.point, variant=Variant.HOST, numa_node=0)
+            found.append(copied)
+    for number, link in enumerate(permutations(range(3), 2)):
+        found.append(measured(Operation.CE_WRITE, link, noisy(400 * links, 0.003, 100 * seed + 50 + number)))
+    return run_of(gpus(3), found)
+
+
+def test_of_a_gpu_whose_slot_is_slower_only_copies_of_host_memory_are_said_to_be() -> None:
+    new = host_copies(lambda gpu: 0.5 if gpu == 2 else 1.0, seed=1)
+    shown = conclusion(compare(host_copies(), new, FAIL))
+    assert re.match(r"Regression: copies of host memory of GPU2: (49|50)\.\d% slower, .*; 2 of 12 data points", shown)
+
+
+def test_where_everything_is_slower_no_part_is_named() -> None:
+    shown = conclusion(compare(host_copies(), host_copies(lambda _gpu: 0.8, 0.85, seed=1), FAIL))
+    assert re.match(r"Regression: all 12 data points are 1[45]% to (20|21)% slower, .* \(--fail-below\)\.", shown), (
+        shown
+    )
+
+
+def test_what_is_faster_is_said_although_data_points_are_missing() -> None:
+    new = host_copies(lambda _gpu: 1.3, seed=1)
+    new.measurements = new.measurements[:-1]
+    shown = conclusion(compare(host_copies(), new, FAIL))
+    assert "significantly slower; 6 of 11 data points are faster; 1 data point is only in the base" in shown
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collbench.judge.between_runs import MIN_LINKS, OF_FEW_LINKS, VariationSourc
 from collbench.judge.compare import Change, ChangeGroup, ChangeVerdict, Comparison, GroupKind
 from collbench.judge.outcome import outcome
 from collbench.model import units
+from collbench.model.operations import Variant
 from collbench.model.run import Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span, span, verb
 from collbench.report.text.frame import ALARM, alarm, not_judged, sim
@@ -251,10 +252,17 @@ def _found(comparison: Comparison) -> str:
         return "The runs have no data point in common: nothing was compared."
     if comparison.regressions:
         count = sum(change.regressed for change in comparison.changes)
-        points = f"; {count} of {amount(len(comparison.changes), 'data point')} regressed" if count else ""
+        points = f"; {count} of {amount(len(comparison.changes), 'data point')} regressed"
+        points = points if 0 < count < len(comparison.changes) else ""
         # NCCL's variables are the likeliest cause, and easily undone.
         variables = [difference for difference in comparison.differences if difference.what.startswith("NCCL_")]
         differ = "".join(f"; {variable.what} differs: {variable.base} → {variable.new}" for variable in variables)
+        throttled = [
+            difference
+            for difference in comparison.differences
+            if "throttled" in difference.new and "throttled" not in difference.base
+        ]
+        differ += "".join(f"; {trials.what}: {trials.base or 'none'} → {trials.new}" for trials in throttled)
         slowest = _slowest(comparison, comparison.regressions)
         return f"Regression: {slowest}, significantly more than {limit}{points}{differ}."
     judged: list[Change | ChangeGroup] = [*comparison.groups, *comparison.changes]
@@ -267,7 +275,8 @@ def _found(comparison: Comparison) -> str:
         f"{amount(count, 'data point')} {verb(count, 'is', 'are')} only in the {run}" for count, run in only if count
     ]
     if alone or not comparison.new.complete or outcome(comparison.new).device_sets:
-        return "; ".join(["Nothing that was measured in both runs is significantly slower", *alone]) + "."
+        nothing = f"Nothing that was measured in both runs is significantly slower{_faster(comparison)}"
+        return "; ".join([nothing, *alone]) + "."
     return _not_slower(comparison)
 
 
@@ -288,15 +297,25 @@ def _not_slower(comparison: Comparison) -> str:
     ]
     if shifted:
         return f"Undecided without --history: {_slowest(comparison, shifted)}, by which runs may differ."
+    return f"Nothing is significantly slower{_faster(comparison)}."
+
+
+def _faster(comparison: Comparison) -> str:
     better = comparison.count(ChangeVerdict.BETTER)
     faster = f"; {better} of {amount(len(comparison.changes), 'data point')} {verb(better, 'is', 'are')} faster"
-    return f"Nothing is significantly slower{faster if better else ''}."
+    return faster if better else ""
 
 
 def _slowest(comparison: Comparison, slower: Sequence[Change | ChangeGroup]) -> str:
     """Return which group lost most, without groups which data point, and how much: "… on GPU0→GPU3: 45.1% slower"."""
     groups = [group for group in slower if isinstance(group, ChangeGroup)]
     changes = [change for change in slower if isinstance(change, Change)]
+    # Where everything is slower, which work or GPU lost most is chance.
+    telling = [change for change in comparison.changes if change.key.size_bytes >= TELLING_BYTES]
+    for points, which in ((comparison.changes, ""), (telling, f" from {format_size(TELLING_BYTES)} on")):
+        if len({change.key.work for change in points}) > 1 and all(change in changes for change in points):
+            shares = span([100 * (1 - change.ratio) for change in points], "{:.0f}%".format)
+            return f"all {len(points)} data points{which} are {shares} slower"
     # Where all pairs of one GPU are slower, and no devices without it, it is that GPU: which is slowest is chance.
     devices = [group for group in groups if group.kind is GroupKind.DEVICES]
     common = set[int].intersection(*({*group.members} for group in devices)) if devices else set()
@@ -360,8 +379,16 @@ def _one_way(group: ChangeGroup, copies: _Copies) -> list[Change]:
 def _group_name(comparison: Comparison, group: ChangeGroup, at: str = "") -> str:
     """Return what a group's data points share: the devices, or the work and its size (`at`)."""
     if group.kind is GroupKind.DEVICES:
-        return f"all of {_device_names(comparison, group.members)}"
+        return f"{_shared(comparison, group)} of {_device_names(comparison, group.members)}"
     return f"{group.work}{at} on average"
+
+
+def _shared(comparison: Comparison, group: ChangeGroup) -> str:
+    """Return what a group of devices judges: of one GPU its own copies only, not its links and collectives."""
+    if len(group.members) > 1:
+        return "all"
+    own = {change.key.work for change in comparison.changes if change.key.members == group.members}
+    return "copies of host memory" if all(f" {Variant.HOST}" in work for work in own) else "copies"
 
 
 def _changed(comparison: Comparison, verdict: ChangeVerdict, most: int) -> Iterator[Part]:
