@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,22 @@ def test_a_length_that_the_calls_contradict_is_reported_with_the_nearest(program
     assert "its length was given; it covers" in program("show", str(tmp_path / "job.json")).out
     right = program("import", "--calls-per-step", warned.split()[-1], *files)
     assert right.line.startswith("imported 24 calls")
+
+
+@pytest.mark.parametrize(("wrong", "right", "times"), [(4, 3, 49), (7, 6, 24), (100_000, 3, 49)])
+def test_an_advised_length_is_one_that_its_own_import_takes(
+    program: Program, tmp_path: Path, wrong: int, right: int, times: int
+) -> None:
+    """DDP's three all-reduces come again every 3 calls: not every 75, of which there are not two."""
+    kept = Path("benchmarks/results/2026-11-23-2xh200-recorded-jobs/recorded.tar.gz")
+    with tarfile.open(Path(__file__).parents[2] / kept) as files:
+        files.extract("rec/ddp-gpu-job.json", tmp_path, filter="data")
+    job = str(tmp_path / "rec" / "ddp-gpu-job.json")
+    refuted = program("import", job, "--calls-per-step", str(wrong), "-o", str(tmp_path / "new.json"))
+    advised = re.findall(r"import with --calls-per-step (\d+)", refuted.err)
+    assert advised == [str(right)], refuted.err
+    taken = program("import", job, "--calls-per-step", *advised, "-o", str(tmp_path / "right.json"))
+    assert taken.line.startswith(f"imported 306 calls of 2 ranks; the step has {right} and ran {times} times: ")
 
 
 def test_missing_facts_are_reported(program: Program, tmp_path: Path) -> None:

@@ -493,10 +493,20 @@ def _contradiction(ranks: Mapping[int, _Unrolled], rows: Mapping[int, Places], c
                 return f"{part} of its {calls} calls come alone between steps: import with --calls-per-step {part}"
         found = periods(rank.calls)
         if found and calls not in found:
-            nearest = min(found, key=lambda length: abs(length - calls))
             every = f"rank {number} sends the same calls again every {found[0]}, not every {calls}"
-            return f"{every}: import with --calls-per-step {nearest}"
+            # A step of equal micro-batches was miscounted; of what is far from all lengths, nothing is known.
+            near = sorted(abs(length - calls) for length in found if abs(length - calls) < found[0])
+            ordered = [*(calls + way * far for far in near for way in (-1, 1)), *found]
+            fitting = next((length for length in ordered if length in found and _fits(ranks, length)), None)
+            return every if fitting is None else f"{every}: import with --calls-per-step {fitting}"
     return ""
+
+
+def _fits(ranks: Mapping[int, _Unrolled], calls: int) -> bool:
+    """Return whether so many calls are a step on every rank that nothing contradicts: only such a length is advised."""
+    rows = {number: _rows(rank, _given(rank, calls))[1] for number, rank in ranks.items()}
+    steady = (rank.calls[rank.first[rows[number]]] for number, rank in ranks.items())
+    return min(map(len, rows.values())) > 1 and all(np.mean(own[1:] == own[:-1]) >= _STEADY for own in steady)
 
 
 def _comes_alone(rank: _Unrolled, rows: Places, step: Places) -> int:
