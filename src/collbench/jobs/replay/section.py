@@ -12,7 +12,7 @@ from collbench.ablations.page import effect
 from collbench.jobs.replay.results import Replay, ReplayedCall, ReplayTrial, replays_of
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
-from collbench.model.run import Run
+from collbench.model.run import Run, tags
 from collbench.model.units import amount, fixed, format_message_size, sentence
 from collbench.overlaps.section import TrialFigure, half_interval, median_figure, milliseconds, times, with_interval
 from collbench.report import sentences
@@ -84,6 +84,7 @@ step: pauses and calls, slowest rank, median of the trials with its 95% interval
 exposed: step minus pauses alone; communication: sum of the calls in a step,
 each timed on the rank that waited least"""
 _MAX_KINDS = 12
+_MAX_NAMES = 8
 HELD = "a replay"
 
 
@@ -116,12 +117,12 @@ def _mark(run: Run) -> str:
 
 
 def answer(run: Run) -> str:
-    """Return "the step of job.json on 2 ranks communicates for 3.21 ms and takes 1.10 ms longer than …"."""
+    """Return "the step of job.json on GPU0, GPU1 communicates for 3.21 ms, and 1.10 ms are exposed"."""
     first = next(replay for replay in replays_of(run) if replay.trials)
     summary = summarize(first)
     return (
-        f"{_what(first)} communicates for {milliseconds(summary.communication.value)} ms{_arm(first)} and takes "
-        f"{milliseconds(summary.exposed.value)} ms longer than its pauses alone"
+        f"{_what(run, first)} communicates for {milliseconds(summary.communication.value)} ms{_arm(first)}, and "
+        f"{milliseconds(summary.exposed.value)} ms are exposed"
     )
 
 
@@ -139,8 +140,10 @@ def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
         yield effect(Ratio(change.value, *change.interval), what, arms, lacking)
 
 
-def _what(replay: Replay) -> str:
-    return f"the step of {replay.job} on {amount(len(replay.members), 'rank')}"
+def _what(run: Run, replay: Replay) -> str:
+    few = len(replay.members) <= _MAX_NAMES
+    where = tags(replay.members, run.devices) if few else amount(len(replay.members), "rank")
+    return f"the step of {replay.job} on {where}"
 
 
 def _arm(replay: Replay) -> str:
@@ -199,7 +202,7 @@ def busbw_gbs(call: ReplayedCall, seconds: float) -> float | None:
 def _notes(run: Run) -> Iterator[str]:
     for replay in replays_of(run):
         if replay.failure is not None:
-            yield f"failed    {_what(replay)}{_arm(replay)}: {sentences.failure(replay.failure, run.devices)}"
+            yield f"failed    {_what(run, replay)}{_arm(replay)}: {sentences.failure(replay.failure, run.devices)}"
         if replay.trials and replay.wrong is None:
             yield f"verified  nothing{_arm(replay)}: none of its reductions has an exactly known result"
         if capabilities(run.backend).nccl and not all(trial.kernels for trial in replay.trials):
