@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from collbench import annexes, untrusted
 from collbench.api import SILENT, Notices, keywords
@@ -103,10 +103,18 @@ def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
         )
 
 
-def newest(
-    notices: Notices = SILENT, *, of_links: bool = False, fits: Callable[[Path], object] = lambda _path: None
-) -> Path:
-    """Return the newest saved run's file, which a notice names; with `of_links` only of those that measured links.
+def newest(notices: Notices = SILENT, *, of_links: bool = False) -> Path:
+    """Return the newest saved run's file, which a notice names; with `of_links` only of those that measured links."""
+    return newest_that(lambda path: path, notices, of_links=of_links)[0]
+
+
+_Fitting = TypeVar("_Fitting")
+
+
+def newest_that(
+    fits: Callable[[Path], _Fitting], notices: Notices = SILENT, *, of_links: bool = False
+) -> tuple[Path, _Fitting]:
+    """Return the file of the newest saved run that fits, as `newest` does, and what `fits` returns of it.
 
     It is the newest for which `fits` raises no UsageError or RunFileError; if it does for all, the first is raised.
     """
@@ -117,12 +125,12 @@ def newest(
     refused: list[UsageError | RunFileError] = []
     for path in files:
         try:
-            fits(path)
+            found = fits(path)
         except (UsageError, RunFileError) as error:
             refused.append(error)
         else:
             notices.say(f"the newest saved run{' that serves here' if refused else ''}, {path}")
-            return path
+            return path, found
     raise refused[0]
 
 

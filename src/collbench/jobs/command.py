@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from collbench.api.runs import format_of, load_named, newest
+from collbench.api.runs import NamedRun, format_of, load_named, newest_that
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_page
@@ -287,9 +287,13 @@ def predict(
     run_files = files[is_job:]
     job = job_file.load(files[0]) if is_job else None
     name = one_line(str(files[0])) if is_job else ""
-    fits = partial(_check_links, job=job, devices=devices, name=name)
-    taken = () if run_files else (newest(NOTICES, of_links=True, fits=fits),)
-    runs, used = load_named(run_files or taken), load_named(recorded_links)
+    taken: list[Path] = []
+    if run_files:
+        runs = load_named(run_files)
+    else:
+        path, runs = newest_that(partial(_saved, job=job, devices=devices, name=name), NOTICES, of_links=True)
+        taken.append(path)
+    used = load_named(recorded_links)
     from rich.text import Text
 
     from collbench.jobs.predict.page import contended, partly
@@ -316,18 +320,20 @@ def predict(
             show_page([*source, *alarms, *(Text(line, style=ALARM) for line in (*interrupted, *lines)), *blocks])
 
 
-def _check_links(path: Path, job: Job | None, devices: str | None, name: str) -> None:
-    """Raise UsageError for a saved run of no real GPUs, without a collective, or without the devices that it is for."""
+def _saved(path: Path, job: Job | None, devices: str | None, name: str) -> list[NamedRun]:
+    """Return a saved run. Raises UsageError if it is of no real GPUs, or lacks a collective or the job's devices."""
     from collbench.jobs.predict.links import Links
 
     backend = saved_runs.backend_of(path)  # by its name: there may be many
     if backend in BACKENDS and not BACKENDS[backend].nvml:
         raise UsageError(f"{path} is not of real GPUs: name a simulated run, or measure with 'collbench pairs' first")
-    links = Links(load_named([path]))
+    runs = load_named([path])
+    links = Links(runs)
     if job is not None:
         from collbench.jobs.api import positions_of
 
         positions_of(job, links.run, devices, name)
+    return runs
 
 
 def _check_of_a_job() -> None:

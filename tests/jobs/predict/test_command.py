@@ -11,7 +11,7 @@ import pytest
 
 from collbench.jobs import job_file
 from collbench.model.operations import Operation
-from collbench.model.run import Health
+from collbench.model.run import Health, Run
 from collbench.runfile import run_file
 from tests.builders import gpus, in_words, run_of
 from tests.cli.program import Program
@@ -343,3 +343,19 @@ def test_without_a_run_the_newest_measured_one_is_taken_and_named_and_never_a_si
     named = program("predict", str(measured), "--params", "124M")
     assert "newest saved run" not in named.out
     assert taken.out.endswith(named.out)
+
+
+def test_the_newest_run_is_read_once(program: Program, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved / "state" / "collbench" / "runs"
+    folder.mkdir(parents=True, mode=0o700)
+    run_file.save(NVLINK_PAIRS, folder / "20261121T000000Z-cuda-pairs-1.json")
+    run_file.save(replace(NVLINK_PAIRS, measurements=[]), folder / "20261124T000000Z-cuda-copies-1.json")
+    load, read = run_file.load, list[str]()
+
+    def noted(path: Path) -> Run:
+        read.append(path.name)
+        return load(path)
+
+    monkeypatch.setattr(run_file, "load", noted)
+    assert program("predict", "job.json").status == 0
+    assert read == ["20261124T000000Z-cuda-copies-1.json", "20261121T000000Z-cuda-pairs-1.json"]
