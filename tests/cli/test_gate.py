@@ -45,6 +45,9 @@ def test_a_machine_without_a_gpu_fails_instead_of_passing_by_its_cores(
     result = program("check", "--quick", *backend)
     assert (result.status, result.out) == (2, "")
     assert result.line.startswith("no GPU to check: CUDA_VISIBLE_DEVICES hides every GPU")
+    simulated = program("check", "--fabric", "dgx-1v")  # not advice for CPU cores
+    assert simulated.status == 2
+    assert simulated.line.startswith("--fabric dgx-1v is a machine to simulate: add --backend sim")
 
 
 @pytest.mark.parametrize(("args", "times"), [((), 1), (("--json",), 2)], ids=["page", "json"])

@@ -16,6 +16,7 @@ import click
 from rich.text import Text
 
 from collbench import annexes
+from collbench.api.keywords import check_fabric
 from collbench.api.measuring import OpenSession
 from collbench.cli import options
 from collbench.cli.measuring import (
@@ -121,8 +122,9 @@ def _measured(values: Mapping[str, Any], begun: list[OpenSession]) -> Diagnosis:
     `begun` gets the session once it is open. Raises MachineError if "auto" finds no GPU: a node that lost its driver
     must not pass with its CPU cores.
     """
-    _, reason = factory.resolve(values["backend"])
+    backend, reason = factory.resolve(values["backend"])
     if reason is not None:
+        check_fabric(backend, values["fabric"])  # whoever names one has no GPU in mind
         raise MachineError(f"no GPU to check: {reason}; write --backend host to check CPU cores")
     request = check.request(values, options.command_line("check"), NOTICES)
     try:
