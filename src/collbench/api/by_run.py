@@ -148,8 +148,12 @@ def _origin(run: Run, backend: str, source: str) -> Origin:
     # It may have been interrupted after all that it asks of pairs, such as in a work that decides nothing.
     if not run.complete and (measured < ranking.sets or ranking.size_bytes < max(run.settings.sizes, default=0)):
         by = f"{ranking.work} at {format_size(ranking.size_bytes)}"
-        what = ", which says nothing of bandwidth" if ranking.size_bytes < TELLING_BYTES else ""
-        partly = f"{measured} of {ranking.sets} pairs {verb(measured, 'was', 'were')} measured by {by}{what}"
+        partly = f"{measured} of {ranking.sets} pairs {verb(measured, 'was', 'were')} measured by {by}"
+        if ranking.size_bytes < TELLING_BYTES <= max(run.settings.sizes, default=0):
+            raise UsageError(
+                f"nothing was chosen: {source} was interrupted when {partly}, which says nothing of bandwidth: "
+                "measure again with 'collbench pairs'"
+            )
     return replace(origin, operation=ranking.work.operation, measured_bytes=ranking.size_bytes, interrupted=partly)
 
 
