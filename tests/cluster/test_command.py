@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +56,14 @@ def test_what_is_slow_decides_the_status_unless_something_worse_does(
 ) -> None:
     origin = SurveyOrigin("cuda", "4 hosts", ("a", "b", "c", "d"), ("at random",) * 8, 16, 3.0, 1)
     assert NodeSurvey(origin, replace(judged(4, slow()), **changes), None, failed=failed).status == status
+
+
+def test_the_documented_cluster_is_one(program: Program) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "slow-nodes.md").read_text(encoding="utf-8")
+    example = re.findall(r"^    (\{.*?\})\n\n", page, re.MULTILINE | re.DOTALL)[-1]
+    Path("mine.json").write_text(example, encoding="utf-8")
+    result = program(*SIM, "mine.json", "--seed", "1")
+    assert (result.status, "node3" in result.out) == (3, True), result
 
 
 @pytest.mark.parametrize(
