@@ -161,3 +161,19 @@ def test_each_cited_section_of_the_method_exists() -> None:
     assert len(cited) > 50
     lacking = [one for one in cited if one[0] not in sections or one[1] not in {None, *sections[one[0]]}]
     assert lacking == []
+
+
+def test_a_link_to_a_heading_finds_it_in_the_repository_too() -> None:
+    """The site fills in pages that have only a reference in the repository: a heading there is none on a forge."""
+    lost = []
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            file = page.parent / target if target else page
+            if "://" in target or file.suffix != ".md":
+                continue
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            if anchor not in {
+                re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+            }:
+                lost.append(f"{page.name}: {target}#{anchor}")
+    assert lost == []
