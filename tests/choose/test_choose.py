@@ -60,7 +60,7 @@ def test_the_reason_names_what_was_gained() -> None:
     alike.measurements = alike.measurements[:-1]
     assert (
         choose(alike, 2).why(gpus(20))
-        == "48.3 GB/s (the first 2: 48.3 GB/s); the machine's worst measured pair reaches as much"
+        == "48.3 GB/s (the first 2: 48.3 GB/s); the machine's worst measured pair reaches the same"
     )
 
 

@@ -81,21 +81,21 @@ def once(run: Run, pair: set[int]) -> Run:
 @pytest.mark.parametrize(
     ("case", "run", "reported"),
     [
-        ("a pair left out", without(h200(), {0, 1}), "cannot vouch for GPU0-GPU1: no room; 5 of 6 pairs were judged"),
+        ("a pair left out", without(h200(), {0, 1}), "GPU0-GPU1 was not judged: no room; 5 of 6 pairs were judged"),
         (
             "too few trials",
             once(h200(), {1, 3}),
-            "cannot vouch for GPU1-GPU3: 1 of the 3 trials needed to estimate noise; 5 of 6 pairs were judged",
+            "GPU1-GPU3 was not judged: 1 of the 3 trials needed to estimate noise; 5 of 6 pairs were judged",
         ),
         (
             "a failed data point",
             failed(h200(), Operation.CE_READ, (2, 3), "CUDA error 719", FailureKind.ERROR),
-            "cannot vouch for GPU2-GPU3: failed; 5 of 6 pairs were judged",
+            "GPU2-GPU3 was not judged: failed; 5 of 6 pairs were judged",
         ),
         (
             "no measurement at all",
             replace(h200(), measurements=[]),
-            "cannot vouch for GPU0-GPU1: not measured; no pair",
+            "GPU0-GPU1 was not judged: not measured; no pair",
         ),
     ],
 )

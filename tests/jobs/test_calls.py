@@ -81,7 +81,7 @@ def test_ranks_that_take_turns_to_wait_are_named_with_their_steps() -> None:
     assert [row.waiting for row in found.ranks] == pytest.approx([3e-6, 2.7e-3])
     answer = "the ranks wait for each other in turn: of 9 steps for rank 0 in 5 (2.7 ms), for rank 1 in 4 (2.7 ms)"
     assert answer in headline(found)
-    assert "late      the ranks in turn, as said above: " in "\n".join(remarks(found))
+    assert "late      the ranks take turns: " in "\n".join(remarks(found))
 
 
 def test_ranks_that_take_turns_in_few_steps_are_named_with_their_shares() -> None:

@@ -136,8 +136,9 @@ def test_of_one_marked_step_the_page_says_that_its_time_is_unknown_and_how_to_tr
     found = report(job_of([trace_of([event("gemm", 0.0, 60.0), mark(1, 0.0), *call(1, 10.0, 50.0, 30.0)])]))
     assert found is not None
     assert answers(found)[0] == (
-        "no step is known: only one is marked, and its time is known from the next one; the traced 0.08 ms: compute "
-        "0.06 ms, exposed communication 0.02 ms, idle 0 ms (GPU of rank 0; 0.01 ms of the compute hides communication)"
+        "no step is known: only one step is marked, and its end shows only where the next one begins; the traced "
+        "0.08 ms: compute 0.06 ms, exposed communication 0.02 ms, idle 0 ms (GPU of rank 0; 0.01 ms of the compute "
+        "hides communication)"
     )
     assert (
         "step      give torch.profiler a schedule, call its step() once a step and trace several, or name its length"

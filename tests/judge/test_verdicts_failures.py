@@ -15,7 +15,7 @@ from tests.judge.checked import failed, faults, h200, pcie, the, what
 HUNG = "hang: no answer within 5.13 s, so the worker process was killed"
 WRONG = (
     "wrong data: ce-write of 64M, link GPU3 → GPU1: 1048576 wrong, the first at byte 2097152: expected 17, found 0. "
-    "Do not train over this link; IOMMU or ACS settings are the usual cause"
+    "Do not use this link for training; IOMMU or ACS settings are the usual cause"
 )
 
 

@@ -79,8 +79,8 @@ def test_wrong_data_names_its_place_and_its_first_element(wrong: WrongData, sent
 @pytest.mark.parametrize(
     ("work", "members", "advice"),
     [
-        (Work(Operation.CE_WRITE), (0, 1), "Do not train over this link"),
-        (SUM, (0, 1), "Do not train over this link"),
+        (Work(Operation.CE_WRITE), (0, 1), "Do not use this link for training"),
+        (SUM, (0, 1), "Do not use this link for training"),
         (SUM, (0, 1, 2), "IOMMU or ACS settings are the usual cause"),
         (Work(Operation.CE_WRITE), (1, 2), "IOMMU or ACS settings are the usual cause"),
         (Work(Operation.H2D_CE, Variant.HOST), (2,), "IOMMU or ACS settings are the usual cause"),

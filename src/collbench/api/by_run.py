@@ -520,7 +520,7 @@ def probe(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:
     if outcome(run).status:
         from collbench.report.text.frame import headline  # late: numpy
 
-        notices.say(f"the probe: {headline(run)}; sets with what failed are avoided")
+        notices.say(f"the probe: {headline(run)}; no set that includes what failed is chosen")
         for sentence in wrong_data_of(run):
             notices.say(sentence)
     return SuitableRun(run, QUICK_PROBE)

@@ -242,7 +242,7 @@ def _why(problem: SelectionProblem, shortlist: tuple[Candidate, ...], without: s
         pair = f"worst {'measured ' if problem.wired.missing.any() else ''}pair"
         whose = f"the {pair}{without}" if without else f"the machine's {pair}"
         best, worst = fixed(chosen.band.lo, 3), fixed(problem.worst, 3)
-        return f"{best} GB/s ({other}); {whose} reaches {f'{worst} GB/s' if worst != best else 'as much'}"
+        return f"{best} GB/s ({other}); {whose} reaches {f'{worst} GB/s' if worst != best else 'the same'}"
     return f"predicted {chosen.band} over {chosen.band.basis} ({other})"
 
 

@@ -179,7 +179,7 @@ def _shortfall(diagnosis: Diagnosis, expected: int | None, *, quick: bool) -> st
     first, absence = next(iter(covered.lacking.items()))
     share = pairs_judged(len(covered.judged), covered.pairs)
     pair = device_sets([first], run.devices)
-    return f"cannot vouch for {pair}: {sentences.absence(absence, run)}; {share}"
+    return f"{pair} was not judged: {sentences.absence(absence, run)}; {share}"
 
 
 def _show(diagnosis: Diagnosis, lacking: str, examined: PeerAccess | None, begun: Sequence[OpenSession]) -> None:

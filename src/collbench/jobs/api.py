@@ -386,8 +386,8 @@ def _elsewhere(job: Job, run: Run) -> str:
     if hosts == {run.machine.hostname}:
         return ""
     gpus = counted(device.name for device in run.devices)
-    ran = f"ran on {', '.join(sorted(hosts))} and does" if hosts else "does"
-    return f"of {gpus} in {run.machine.fabric or run.machine.hostname}; the job {ran} not say its GPUs"
+    ran = f"ran on {', '.join(sorted(hosts))}, which may differ" if hosts else "does not say on which machine it ran"
+    return f"of {gpus} in {run.machine.fabric or run.machine.hostname}; the job {ran}"
 
 
 def _on_the_slowest(job: Job, placed: PlacedJob) -> PredictedJob | None:

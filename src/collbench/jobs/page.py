@@ -239,8 +239,12 @@ def dominant(report: Report) -> str | None:
     total = sum(weights.values())
     if len(weights) < 2 or not total or (not known and Unknown.SIZES in report.job.unknown):
         return None
-    most = max(weights, key=lambda operation: (weights[operation], operation))
-    return f"{most} dominates with {weights[most] / total:.0%} of rank {report.rank}'s {of}"
+    most = max(weights.values())
+    names = sorted(operation for operation, weight in weights.items() if weight == most)
+    share = f"{most / total:.0%} of rank {report.rank}'s {of}"
+    if names[1:]:
+        return f"{' and '.join(names)} have {share} each"
+    return f"{names[0]} {'dominates with' if 2 * most > total else 'has the most,'} {share}"
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -566,6 +570,6 @@ def _not_late_text(report: Report) -> str:
         often = f"rank {rank} is last at {share:.0%} of its calls, in too few steps or by too little to tell"
         return f"no rank is shown to be late: {often}"
     if _turns(report):
-        return "the ranks in turn, as said above: a median over all steps shows only the more frequent kind of step"
+        return "the ranks take turns: a median over all steps shows only the more frequent kind of step"
     shares = _over_ranks(lasts, "{:.0%}".format)
     return f"no rank is late throughout: each of {len(lasts)} is last at {shares} of its calls"

@@ -50,7 +50,7 @@ _THRESHOLDS = 64  # of pauses
 _FEW = 0.25  # of the steps: an evaluation comes after fewer
 _FEW_PARTS = 3  # sequences: a small call after so few of them again and again may end a step of that many
 _UNROLLED = 4096  # calls: of a phase that is longer, only the repetitions are unrolled whose times are known
-_ALIKE_HERE = "micro-batches, equal blocks and steps look alike here"
+_ALIKE_HERE = "the record does not distinguish steps from micro-batches and equal blocks"
 _REDUCING = ("allreduce", "reducescatter", "reduce")
 
 
@@ -100,7 +100,7 @@ def find(job: Job, calls_per_step: int | None = None, marks: Mapping[int, Sequen
     elif marks and len(marking) == len(ranks):
         source, why = StepSource.MARKS, "no calls come again between two marks"
         if min(len(marks[number]) for number in marking) == 2:  # a beginning and an end
-            why = "only one is marked, and its time is known from the next one"
+            why = "only one step is marked, and its end shows only where the next one begins"
         found = {number: _marked(rank, marks[number]) for number, rank in ranks.items()}
     else:
         found, why, doubt = _searched(job, ranks)
@@ -318,9 +318,9 @@ def _chosen(job: Job, rank: _Unrolled) -> tuple[_Level | None, str]:
     level = next((each for each in shorter if not _has_only_messages(job, rank, each)), levels[-1])
     part = _part(rank, level)
     if part < level.length:
-        return None, f"it may be {part} or {level.length} calls: {_ALIKE_HERE}"
+        return None, f"it may have {part} or {level.length} calls: {_ALIKE_HERE}"
     if not _is_step(job, rank, level):
-        return None, f"{level.length} calls may be a part of it: {_ALIKE_HERE}"
+        return None, f"the {level.length} calls that come again may be only a part of one: {_ALIKE_HERE}"
     return level, ""
 
 

@@ -125,8 +125,8 @@ def _advice(wrong: WrongData, devices: Sequence[Device], paths: Iterable[Path]) 
         return "Do not train on this GPU"
     crossed = [path.label for path in paths if {*path.devices} <= {*wrong.members}]
     if crossed and all(map(is_nvlink, crossed)):
-        return "Do not train over this link"  # an IOMMU and ACS concern PCIe
-    return "Do not train over this link; IOMMU or ACS settings are the usual cause"
+        return "Do not use this link for training"  # an IOMMU and ACS concern PCIe
+    return "Do not use this link for training; IOMMU or ACS settings are the usual cause"
 
 
 # Skips and missing figures.

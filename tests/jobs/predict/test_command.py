@@ -70,8 +70,8 @@ def test_a_run_of_another_model_says_so_first(program: Program, saved: Path) -> 
     model = NVLINK_PAIRS.devices[0].name
     for first, second, line in (
         ("other.json", "run.json", f"other GPUs: recorded on 2 × {model}, predicted for 2 × NVIDIA H100: "),
-        ("other.json", "other.json", "nothing changes, because the same figures stand for "),
-        ("run.json", "run.json", "nothing changes, because the same figures stand for "),
+        ("other.json", "other.json", "nothing changes, because the same measurements describe "),
+        ("run.json", "run.json", "nothing changes, because the same measurements describe "),
     ):
         found = program("predict", "job.json", first, "--recorded-links", second)
         assert " ".join(found.out.split()).startswith(line)
@@ -83,7 +83,7 @@ def test_figures_that_stand_for_both_links_are_no_prediction(program: Program, s
     """On its own pair, of the same run, nothing can change, whatever links the job had."""
     page = " ".join(program("predict", "job.json", "run.json").out.split())
     assert page.startswith("if the job ran on GPU0, GPU1 of ")
-    why = "because the same figures stand for the links of the record and for these"
+    why = "because the same measurements describe the job's links and these"
     assert f"(no --recorded-links): nothing changes, {why}" in page
 
 

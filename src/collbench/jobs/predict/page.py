@@ -136,11 +136,12 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
     run = predicted.here.links.run
     if others := _other_gpus(predicted):
         yield from both("header", prose(others, ALARM))
-    answer = "" if predicted.percent == 100 else f"the runs cover only {predicted.percent}% of the step's bytes; "
+    answer = sim(run, "sim: ")
+    answer += "" if predicted.percent == 100 else f"the runs cover only {predicted.percent}% of the step's bytes; "
     if predicted.here.links is predicted.recorded.links:
         answer += f"if the job ran on {_place(predicted.recorded)} (no --recorded-links): "
     which = f" (rank {predicted.rank}, whose step changes most)" if len(job.ranks) > 1 else ""
-    answer += f"{sim(run)}{_takes(predicted)}; recorded: {milli(predicted.step)}{which}"
+    answer += f"{_takes(predicted)}; recorded: {milli(predicted.step)}{which}"
     places = (f"recorded  {_devices(predicted.recorded)}", f"here      {_devices(predicted.here)}")
     yield from both("header", prose(answer))
     yield from both("header", Lines("\n".join(places) + "\n"))
@@ -177,7 +178,7 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
 def _takes(predicted: PredictedJob) -> str:
     """Return "a step takes 2.23 ms longer on these links (0.37 to 2.33 ms)"."""
     if predicted.same_figures:
-        return "nothing changes, because the same figures stand for the links of the record and for these"
+        return "nothing changes, because the same measurements describe the job's links and these"
     least, expected, most = predicted.change
     shorter = most <= 0 and least < 0
     low, high = (_ms(end) for end in (sorted((abs(least), abs(most))) if shorter else (least, most)))
