@@ -180,8 +180,14 @@ def _measured_in(
         diagnosis = Diagnosis(session.run)
         show_run(diagnosis, layout, file)
     if session.failure is not None:
-        raise session.failure
-    if layout != NOTHING:
+        if not saved_runs.is_ours(session.path):
+            raise session.failure
+        lost = f"nowhere: {one_line(str(session.failure))}"  # no name was asked for: the measurement is done
+        if layout == TABLE and not is_json():
+            echo(f"\nsaved     {lost}")
+        else:
+            say(f"the run is saved {lost}")
+    elif layout != NOTHING:
         report_file(session.path, layout)
     return diagnosis
 

@@ -49,6 +49,14 @@ def new_run(what: str, backend: str, say: Callable[[str], None], folder: str = R
     return None
 
 
+def is_ours(path: Path | None) -> bool:
+    """Return whether a run's file is one of those whose names were not asked for."""
+    try:
+        return path is not None and path.parent == state_folder(RUNS)
+    except UsageError:
+        return False
+
+
 def command_of(path: Path) -> str:
     """Return the command that saved a run, from its file name: "pairs"; "" for a name that is not ours."""
     parts = path.stem.split("-")  # the time, the backend, the command, a random word
