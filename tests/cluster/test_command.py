@@ -75,7 +75,7 @@ def test_the_documented_cluster_is_one(program: Program) -> None:
         ("a file that is not there", (*SIM, "nope.json"), "cannot read cluster file nope.json"),
         ("a cluster for real nodes", ("nodes", "--fabric-cluster", "tree-128"), "add --backend sim"),
         ("more nodes than there are", (*SIM, "thin-32", "--select", "33"), "--select 33 of 32 nodes"),
-        ("a file for nothing", (*SIM, "thin-32", "-o", "x.json"), "a simulation measures nothing"),
+        ("a file for nothing", (*SIM, "thin-32", "-o", "x.json"), "there is no run for --output: --json prints"),
         (
             "messages of latency",
             (*SIM, "thin-32", "--size", "8"),

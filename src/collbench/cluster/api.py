@@ -314,7 +314,9 @@ def survey(
     cluster_name = values["fabric_cluster"]
     if is_simulated(values["backend"]):
         if values["output"] is not None:
-            raise UsageError("a simulation measures nothing, so --output has nothing to save: use --json")
+            raise UsageError(
+                "a simulated cluster is computed, not measured: there is no run for --output: --json prints the survey"
+            )
         return survey_simulated(nodes_request, cluster_name, values["seed"])
     if cluster_name is not None:
         raise UsageError(f"--fabric-cluster {cluster_name} is a simulated cluster: add --backend sim")
