@@ -108,6 +108,23 @@ def test_a_disk_that_fills_up_meanwhile_is_reported_once_and_the_end_tries_again
     assert trials_in(path) == 3
 
 
+def test_a_file_that_has_only_the_first_results_is_said_to(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the way of the next run, whose user would not know where it came from."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "run.json"
+    writer = RunWriter(unfinished(point((0, 1), 3)), path, pytest.fail)
+    writer.keep()
+    monkeypatch.setattr(os, "fsync", full)
+    writer.end()
+    assert str(writer.failure).endswith(f"; {path} has only the first results")
+    assert trials_in(path) == 3
+
+
 def test_before_anything_is_finished_an_older_file_is_left_alone(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
     path.write_text("an older run", encoding="utf-8")

@@ -265,6 +265,7 @@ class RunWriter:
         self._file = None if path is None else atomic_write.OwnFile(path, _DOING, warn, force=replace, mode=_MODE)
         self._streams = path is None or atomic_write.is_stream(path)
         self._due = -math.inf  # by the clock: the next write
+        self._kept = False
         self.failure: RunFileError | None = None
 
     @property
@@ -281,7 +282,7 @@ class RunWriter:
             return
         try:
             self._file.write(dumps(self._run))
-            self.failure = None
+            self.failure, self._kept = None, True
         except RunFileError as error:
             if self.failure is None:
                 self._warn(f"{error} (measuring continues)")
@@ -304,4 +305,5 @@ class RunWriter:
             self._file.write(text)
             self.failure = None
         except RunFileError as error:
-            self.failure = error
+            left = f"; {self._file.path} has only the first results" if self._kept else ""
+            self.failure = RunFileError(f"{error}{left}")
