@@ -211,3 +211,22 @@ def test_pairs_and_check_end_with_3_for_a_rate_below_normal_and_name_it_first(pr
     checked = program("check", "run.json")
     assert (checked.status, checked.out.startswith(f"{line}\n")) == (3, True), checked.out
     assert program("compare", "run.json", "--reference").status == 3
+
+
+def test_a_narrow_terminal_gets_every_column_of_the_figures(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that do not fit stand in a second table, with what names its rows."""
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = program("reference", "2 x H100 NVL").out.splitlines()
+    heads = [line.split() for line in lines if line.startswith("operation")]
+    assert {name for line in heads for name in line} == {
+        "operation",
+        "GPUs",
+        "links",
+        "NVLS",
+        "sizes",
+        "sources",
+        "GB/s",
+    }
+    wide = program("reference", "H100").out.splitlines()
+    assert sum(line.startswith("operation") and "GB/s" in line for line in wide) >= 3
+    assert max(map(len, wide)) <= 60
