@@ -7,13 +7,14 @@ import pytest
 
 from collbench.judge.diagnose import Diagnosis, Kind, Severity, judge
 from collbench.model.errors import ExitStatus
+from collbench.model.operations import Variant, Work
 from collbench.model.run import Run
 from collbench.report.html.content import content
 from collbench.report.text import frame, verdicts
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
-from tests.builders import ALL
-from tests.judge.checked import h200
+from tests.builders import ALL, measured
+from tests.judge.checked import h200, pcie, trials
 from tests.report.pages import text
 from tests.sim import faults
 from tests.sim.made import simulate
@@ -113,6 +114,42 @@ def test_a_throttled_gpu_without_a_peer_to_be_compared_with_is_said() -> None:
     assert shown.startswith("THROTTLED GPU0: throttled in 100% of its trials (SW thermal slowdown) (sim)")
     assert "health    throttled: SW thermal slowdown on GPU0 in " in shown
     assert "health" not in page(simulate(replace(two, faults=()), asked, 1))
+
+
+def test_a_much_slower_link_that_noise_excuses_is_not_said_to_agree_without_a_word() -> None:
+    """Trials in two modes: the pair is 20% slower, and its intervals hold the others' rates."""
+
+    def rate(_work: Work, members: tuple[int, ...]) -> float:
+        return 0.8 if {*members} == {1, 2} else 1.0
+
+    run = h200(rate)
+    modes = (1.0, 0.72, 1.0, 1.3, 0.75)
+    noisy = [
+        measured(found.point.operation, found.point.members, [gbs * mode for mode in modes], found.point.size_bytes)
+        if {*found.point.members} == {1, 2} and found.point.work.operation.is_copy
+        else found
+        for found in run.measurements
+        if found.point.work.variant is Variant.PLAIN and not found.point.operation.is_collective
+        for gbs in (316.0,)
+    ]
+    first = page(replace(run, measurements=noisy)).partition("\n")[0]
+    assert re.search(
+        r"agree, but GPU[12] → GPU[12] reaches 316.0 GB/s where NV18 links reach 39\d\.\d, and noise", first
+    ), first
+
+
+def test_a_gpu_whose_slot_may_be_slow_is_not_said_to_agree_without_a_word() -> None:
+    """With memory on an unknown socket two thirds of the others' rate may be the way there."""
+    run = pcie({}, lambda _w, _m: 22.0)
+    slow = [
+        trials(found.point.work, found.point.members, 16.0)
+        if found.point.members == (3,) and found.point.work.variant is Variant.HOST
+        else found
+        for found in run.measurements
+    ]
+    devices = tuple(replace(device, numa_node=None if device.index else 0) for device in run.devices)
+    shown = page(replace(run, measurements=slow, devices=devices)).partition("\n")[0]
+    assert "agree, but GPU3 copies with host memory at 16.0 GB/s where GPUs like it reach 24.0: its slot is" in shown
 
 
 @pytest.mark.parametrize("name", fabrics.names())

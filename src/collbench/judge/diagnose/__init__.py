@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, permutations
+from statistics import median
 
 from collbench.judge import references
 from collbench.judge.diagnose import links
@@ -18,6 +19,7 @@ from collbench.judge.diagnose.devices import (
     throttled,
     unsteady,
 )
+from collbench.judge.diagnose.elements import likeness, with_host_memory
 from collbench.judge.diagnose.limits import failures, limits
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts, Reading
 from collbench.judge.diagnose.reported import reported
@@ -30,7 +32,7 @@ from collbench.machine.labels import is_nvlink
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Pair, Run, tags
-from collbench.model.units import abridged, format_size, grouped
+from collbench.model.units import abridged, figure, format_size, grouped
 
 __all__ = ["Coverage", "Diagnosis", "Kind", "NotDone", "Severity", "Verdict", "judge"]
 
@@ -38,6 +40,8 @@ __all__ = ["Coverage", "Diagnosis", "Kind", "NotDone", "Severity", "Verdict", "j
 
 # docs/method/verdicts.md 2: healthy paths over PCIe reach 0.54 (between sockets) to 0.84 in the shipped machines.
 _FAR_BELOW = 0.5
+# What lies so far below its like is said although noise, or where memory lies, may be the reason.
+_UNLIKE = 0.85
 # What a pair without any work lacks, if nothing was requested.
 _FIRST = Work(Operation.CE_WRITE)
 
@@ -129,6 +133,33 @@ def far_below_theory(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> di
         of_theory = [copy.gbs / limit for copy in copies if (limit := facts.limit(copy.members))]
         shares |= {label: max(of_theory)} if len(of_theory) == len(readings) else {}
     return {label: share for label, share in shares.items() if share < _FAR_BELOW}
+
+
+def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> str:
+    """Return a clause on what is much slower than its like and yet no verdict, "" if nothing is.
+
+    Trials that vary much leave open whether a pair is slow; and copies with host memory whether a slot is, or memory
+    lies at another socket.
+    """
+    copies = (reading for label in rates for reading in rates[label] if reading.work.operation.is_copy)
+    for alike in grouped(((reading.label, likeness(facts, reading.members)), reading) for reading in copies).values():
+        if low := _far_from_median(alike):
+            pair, usual = tags(low.members, facts.run.devices, " → "), median(reading.gbs for reading in alike)
+            rates_of = f"{figure(low.gbs)} GB/s where {low.label} links reach {figure(usual)}"
+            return f"{pair} reaches {rates_of}, and noise leaves open whether it is slow"
+    for hosts in with_host_memory(facts):
+        for alike in grouped((likeness(facts, reading.members), reading) for reading in hosts).values():
+            if low := _far_from_median(alike):
+                gpu, usual = tags(low.members, facts.run.devices), median(reading.gbs for reading in alike)
+                rates_of = f"{figure(low.gbs)} GB/s where GPUs like it reach {figure(usual)}"
+                why = "its slot is slow, or that memory is at another socket"
+                return f"{gpu} copies with host memory at {rates_of}: {why}"
+    return ""
+
+
+def _far_from_median(alike: Sequence[Reading]) -> Reading | None:
+    low = min(alike, key=lambda reading: reading.gbs)
+    return low if low.gbs < _UNLIKE * median(reading.gbs for reading in alike) else None
 
 
 def _judged(facts: Facts, pair: Pair) -> bool:
@@ -311,6 +342,11 @@ class Diagnosis:
     def far_below(self) -> dict[str, float]:
         """The labels of which all these links reach less than half of theory, with the most that one reaches."""
         return far_below_theory(self.facts, self.rates)
+
+    @cached_property
+    def left_open(self) -> str:
+        """What is much slower than its like without a verdict, as a clause."""
+        return what_is_left_open(self.facts, self.rates)
 
     @cached_property
     def not_judged(self) -> tuple[NotDone, ...]:

@@ -144,6 +144,8 @@ def _is_anything_wrong(diagnosis: Diagnosis) -> Html:
         problems.append(f"{tags(unfit, run.devices)} not fit")
     if diagnosis.unstaged or diagnosis.far_below:
         problems.append("far below theory")
+    elif diagnosis.left_open and not faults:
+        problems.append("left open")
     if failed or any(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in faults):
         state = "hard"
     else:

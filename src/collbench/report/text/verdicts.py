@@ -211,7 +211,8 @@ def conclusion(diagnosis: Diagnosis) -> str:
     if diagnosis.unstaged:
         return f"{judged}Nothing contradicts the labels, but P2P may be slower than host memory."
     of_these = "For these, labels" if covered.missed else "Labels"
-    return f"{judged}{of_these}, tools and measurement agree{_far_below_theory(diagnosis.far_below)}."
+    but = f", but {diagnosis.left_open}" if diagnosis.left_open else _far_below_theory(diagnosis.far_below)
+    return f"{judged}{of_these}, tools and measurement agree{but}."
 
 
 def _far_below_theory(far: Mapping[str, float]) -> str:
