@@ -183,7 +183,9 @@ def blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Elemen
     slowed_to = np.where(plain & (predicted < 0), typical + predicted, np.inf).min(axis=1)
     chosen = sorted({*places[0]}, key=slowed_to.item)
     if two and len(several := _several(chosen, predicted, misfits, cost)) > 2:
-        return tuple(candidates[place] for place in sorted(several, key=slowed_to.item))
+        gpus = [candidates[place] for place in sorted(several, key=slowed_to.item)]
+        if all(element.part is Part.GPU for element in gpus):
+            return tuple(gpus)
     return tuple(_undecided(alike)) or tuple(candidates[place] for place in chosen)
 
 
