@@ -26,6 +26,8 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+# Other tests leave a browser little of two cores: pages took thirty times as long as alone.
+PATIENCE_MS, PATIENCE_S = 100_000, 400
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from collbench.jobs import perfetto
 from collbench.jobs.traces.folding import job_of
+from tests.browser import PATIENCE_S
 from tests.cli.program import Program
 from tests.jobs.test_kineto import call, event, steps, trace_of
 from tests.jobs.trace_processor import TraceProcessor, trace_processor
@@ -20,6 +21,7 @@ from tests.jobs.trace_processor import TraceProcessor, trace_processor
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+pytestmark = pytest.mark.timeout(PATIENCE_S)
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 # Kernels are slices that are in none. Those that have parts: how long both, and the transfer alone.
 KERNELS = """(select slice.*, process.name as rank, thread.name as thread from slice

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.browser import PATIENCE_MS
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -89,6 +91,7 @@ def trace_processor(browser: Browser) -> Iterator[TraceProcessor]:
     with ThreadingHTTPServer(("127.0.0.1", 0), files) as server, browser.new_context() as context:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
+            context.set_default_timeout(PATIENCE_MS)
             tab = context.new_page()
             tab.on("console", lambda said: print(said.text))  # pytest shows it with a failure
             tab.goto(f"http://127.0.0.1:{server.server_port}/{_ENGINE}")  # any page of the worker's origin

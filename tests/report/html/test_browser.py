@@ -11,6 +11,7 @@ import pytest
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Path, Run, StopReason
 from collbench.report.html.page import render
+from tests.browser import PATIENCE_MS, PATIENCE_S
 from tests.builders import GIB, gpus, in_words, measured, pair_run, run_of
 from tests.report.html.runs import EVIL, by_hand, hostile, page, recorded_content, recorded_gbs, simulated, usual_page
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 MIB = 2**20
+pytestmark = pytest.mark.timeout(PATIENCE_S)
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
 Open = Callable[..., "Page"]
 
@@ -33,6 +35,7 @@ def opened(browser: Browser, tmp_path: FilePath) -> Iterator[Open]:
         file = tmp_path / "report.html"
         file.write_text(text, encoding="utf-8", errors="backslashreplace")
         contexts.append(browser.new_context(**{"viewport": WIDE, **settings}))
+        contexts[-1].set_default_timeout(PATIENCE_MS)
         tab = contexts[-1].new_page()
         tab.on("console", lambda said: wrong.append(f"{said.type}: {said.text}"))
         tab.on("pageerror", lambda error: wrong.append(str(error)))
@@ -314,6 +317,7 @@ def test_a_script_that_gets_in_does_not_run(browser: Browser, tmp_path: FilePath
     file = tmp_path / "report.html"
     file.write_text(recorded_page.replace("<main", "<script>window.ran = 1</script><main"), encoding="utf-8")
     tab = browser.new_page()
+    tab.set_default_timeout(PATIENCE_MS)
     tab.goto(file.as_uri())
     assert tab.evaluate("window.ran === undefined")
     assert "TrustedHTML" in tab.evaluate("try { document.body.innerHTML = '<b>' } catch (error) { String(error) }")
