@@ -23,9 +23,9 @@ class Topology(NamedTuple):
 
     def __repr__(self) -> str:
         """Return one line, for people."""
-        network = counted(sorted(path.label for path in self.paths))
+        labels = counted(sorted(path.label for path in self.paths))
         where = f", simulated {self.fabric}" if self.fabric else ""
-        return f"<Topology of {counted(device.name for device in self.devices)}{where}: {network or 'no paths'}>"
+        return f"<Topology of {counted(device.name for device in self.devices)}{where}: {labels or 'no paths'}>"
 
 
 def topo(
