@@ -436,14 +436,16 @@ def _with_each_work(
     spread = _scale([median(changes[key].difference for key in of_work) for of_work in by_work.values()]) ** 2
     if spread <= _MORE**2 * (trials + 2 * fmean(changes[key].between.sigma ** 2 for key in keys)):
         return {}
-    square, freedom = min(MAX_BETWEEN**2, (spread - trials) / 2), (len(by_work) - 1) / 2
-    shown = {}
-    for key in keys:
-        known = changes[key].between
-        of_both = known.common_freedom + freedom
-        work = math.sqrt((known.common_freedom * known.common**2 + freedom * square) / of_both)
-        shown[key] = replace(found[key], work=work, work_freedom=of_both, origin=VariationSource.COMPARISON)
-    return shown
+    of_all = Variation(
+        common=min(MAX_BETWEEN, math.sqrt((spread - trials) / 2)),
+        common_freedom=(len(by_work) - 1) / 2,
+        origin=VariationSource.COMPARISON,
+    )
+    together = {key: with_shown(changes[key].between, of_all) for key in keys}
+    return {
+        key: replace(found[key], work=both.common, work_freedom=both.common_freedom, origin=both.origin)
+        for key, both in together.items()
+    }
 
 
 def _shift(links: Mapping[frozenset[int], float]) -> float:

@@ -280,7 +280,13 @@ class ReferenceVerdict(StrEnum):
     IMPOSSIBLE = "impossible"  # of one rate, without a run; in a run such batches are marked
 
 
-_LIMITS_FIRST = [ReferenceVerdict[name] for name in ("IMPOSSIBLE", "BELOW", "ABOVE", "NORMAL", "NOT_JUDGED")]
+_LIMITS_FIRST = (
+    ReferenceVerdict.IMPOSSIBLE,
+    ReferenceVerdict.BELOW,
+    ReferenceVerdict.ABOVE,
+    ReferenceVerdict.NORMAL,
+    ReferenceVerdict.NOT_JUDGED,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,23 +143,26 @@ def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> s
     """
     copies = (reading for label in rates for reading in rates[label] if reading.work.operation.is_copy)
     for alike in grouped(((reading.label, likeness(facts, reading.members)), reading) for reading in copies).values():
-        if low := _far_from_median(alike):
-            pair, usual = tags(low.members, facts.run.devices, " → "), median(reading.gbs for reading in alike)
+        if far := _far_from_median(alike):
+            low, usual = far
             rates_of = f"{figure(low.gbs)} GB/s where {low.label} links reach {figure(usual)}"
-            return f"{pair} reaches {rates_of}, and noise leaves open whether it is slow"
+            link = tags(low.members, facts.run.devices, " → ")
+            return f"{link} reaches {rates_of}, and noise leaves open whether it is slow"
     for hosts in with_host_memory(facts):
         for alike in grouped((likeness(facts, reading.members), reading) for reading in hosts).values():
-            if low := _far_from_median(alike):
-                gpu, usual = tags(low.members, facts.run.devices), median(reading.gbs for reading in alike)
+            if far := _far_from_median(alike):
+                low, usual = far
+                gpu = tags(low.members, facts.run.devices)
                 rates_of = f"{figure(low.gbs)} GB/s where GPUs like it reach {figure(usual)}"
                 why = "its slot is slow, or that memory is at another socket"
                 return f"{gpu} copies with host memory at {rates_of}: {why}"
     return ""
 
 
-def _far_from_median(alike: Sequence[Reading]) -> Reading | None:
-    low = min(alike, key=lambda reading: reading.gbs)
-    return low if low.gbs < _UNLIKE * median(reading.gbs for reading in alike) else None
+def _far_from_median(alike: Sequence[Reading]) -> tuple[Reading, float] | None:
+    """Return the slowest of some readings with their median, in GB/s, if it lies far below that."""
+    low, usual = min(alike, key=lambda reading: reading.gbs), median(reading.gbs for reading in alike)
+    return (low, usual) if low.gbs < _UNLIKE * usual else None
 
 
 def _judged(facts: Facts, pair: Pair) -> bool:

@@ -35,7 +35,7 @@ class UnhealthyDevices:
         held = tuple(sorted(cause.devices[0] for cause in ill if cause.name == THROTTLED))
         if len(held) > 1 and ill[0].name == THROTTLED:
             text = f"{named_or_all(self.run, held)} were throttled"
-            return replace(ill[0], text=text, fix=f"{_LIMITS}{on(self.run, held)}", devices=held)
+            return replace(ill[0], text=text, fix=clock_state(self.run, held), devices=held)
         return next(iter(ill), None)
 
 
@@ -46,14 +46,17 @@ def named_or_all(run: Run, positions: tuple[int, ...]) -> str:
 
 
 THROTTLED = "throttled"
-_LIMITS = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
+
+
+def clock_state(run: Run, positions: Sequence[int]) -> str:
+    """Return the command that shows why these devices are throttled."""
+    return f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{on(run, positions)}"
 
 
 def throttled_by(run: Run, position: int, reasons: Sequence[str], when: str) -> Cause:
     """Return throttling of a device, for these reasons as NVML names them, as a cause."""
     text = f"{run.devices[position].tag} was throttled ({', '.join(reasons)}) {when}"
-    fix = f"{_LIMITS}{on(run, (position,))}"
-    return Cause(THROTTLED, text, fix, (position,), seen=True)
+    return Cause(THROTTLED, text, clock_state(run, (position,)), (position,), seen=True)
 
 
 _COUNTERS = {"nvlink_errors": "NVLink errors", "nvlink_replays": "NVLink replays", "ecc_errors": "ECC errors"}

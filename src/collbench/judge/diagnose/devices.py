@@ -11,7 +11,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.judge.diagnose.blame import THROTTLED, Blame, named_or_all, of_devices, unhealthy_devices, verdict_on
+from collbench.judge.diagnose.blame import (
+    THROTTLED,
+    Blame,
+    clock_state,
+    named_or_all,
+    of_devices,
+    unhealthy_devices,
+    verdict_on,
+)
 from collbench.judge.diagnose.collectives import by_setting
 from collbench.judge.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, names, on, slots
@@ -148,17 +156,15 @@ def throttled(facts: Facts, found: Sequence[Verdict]) -> Iterator[Verdict]:
     named = {gpu for verdict in found if verdict.cause.name == THROTTLED for gpu in verdict.cause.devices}
     shares = {gpu: share for (kind, gpu), share in flagged_shares(facts.run).items() if kind is FlagKind.THROTTLED}
     gpus = tuple(sorted(gpu for gpu, share in shares.items() if share >= FLAGGED_SHARE and gpu not in named))
-    reasons = sorted(
-        {why for kind, gpu, why in flagged_trials(facts.run) if kind is FlagKind.THROTTLED and gpu in gpus}
-    )
     if gpus:
+        flags = flagged_trials(facts.run)
+        reasons = sorted({why for kind, gpu, why in flags if kind is FlagKind.THROTTLED and gpu in gpus and why})
         place = named_or_all(facts.run, gpus)
         low, high = (f"{of(shares[gpu] for gpu in gpus):.0%}" for of in (min, max))
         share = low if low == high else f"{low} to {high}"
-        text = f"throttled in {share} of {verb(len(gpus), 'its', 'their')} trials ({', '.join(filter(None, reasons))})"
+        text = f"throttled in {share} of {verb(len(gpus), 'its', 'their')} trials ({', '.join(reasons)})"
         likely = "heat or power: the cooling, the power supply, or a limit that is set below what the GPU needs"
-        fix = f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{on(facts.run, gpus)}"
-        cause = Cause(THROTTLED, likely, fix, gpus)
+        cause = Cause(THROTTLED, likely, clock_state(facts.run, gpus), gpus)
         yield Verdict(Kind.THROTTLED, gpus, place, text, cause)
 
 

@@ -239,13 +239,11 @@ def _below(facts: Facts, links: Mapping[Link, Reading], bounds: Mapping[Link, fl
     Near a bound all links of a kind are equally slow, and noise chooses those that lie below. A link that is too noisy
     for certainty, and otherwise like those that are surely below, counts as they do.
     """
-    z = facts.readings.z
-    high = {link: math.exp(reading.middle + z * reading.error) for link, reading in links.items()}
-    sure = {link for link, bound in bounds.items() if high[link] < bound}
+    sure = {link for link, bound in bounds.items() if facts.readings.interval(links[link])[2] < bound}
     below = set[Link]()
     for alike in grouped(((facts.label(link), facts.limit(link)), link) for link in bounds).values():
         for link in sure.intersection(alike):
-            off = z * links[link].error
+            off = facts.readings.z * links[link].error
             near = {
                 other for other in alike if links[other].middle - links[link].middle <= OUTLYING + math.sqrt(2) * off
             }
