@@ -54,16 +54,25 @@ Together = tuple[Sent, ...]
 
 @dataclass
 class Played:
-    """One rank: its script's parts, and the kinds of its steps with when each begins."""
+    """One rank: its script's parts, and of its steps when each begins, the kinds of its calls and their counts."""
 
     lines: list[str] = field(default_factory=list)
     now: float = 0.0
     steps: list[tuple[float, tuple[tuple[str, int], ...]]] = field(default_factory=list)
+    counts: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
     def usual(self) -> tuple[tuple[str, int], ...]:
         """The kinds of a step after the warm-up."""
         return self.steps[-1][1]
+
+    @property
+    def block(self) -> int:
+        """The calls of the shortest block whose repetitions are a step: with equal counts where these do not change."""
+        counts = [own[0] if len(set(own)) == 1 else 0 for own in zip(*self.counts, strict=True)]
+        calls = [*zip(self.usual, counts, strict=True)]
+        lengths = (length for length in range(1, len(calls)) if not len(calls) % length)
+        return next((length for length in lengths if calls[length:] == calls[:-length]), len(calls))
 
 
 _NCCL = {"allreduce": "AllReduce", "allgather": "AllGather", "reducescatter": "ReduceScatter", "broadcast": "Broadcast"}
@@ -220,6 +229,7 @@ class Job:
                     before = played.now
                 kinds += [(one.operation, one.communicator) for one in part]
             played.steps.append((before, tuple(kinds)))
+            played.counts.append(tuple(one.count for part in parts for one in part))
             ahead += rng.uniform(0.0, 0.1)
             carried = 0.0 if self.base == "tp-dp" else self.optimizer
             if "loss" in self.features and number % self.every == self.first % self.every:

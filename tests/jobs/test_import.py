@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import tarfile
 from pathlib import Path
 
@@ -11,7 +10,9 @@ import pytest
 
 from collbench.jobs import job_file
 from collbench.jobs.job import Source
+from collbench.runfile.run_file import save as save_run
 from tests.cli.program import Program
+from tests.jobs.predict.made import pairs
 from tests.jobs.traces import noted, observed
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
@@ -42,37 +43,32 @@ def test_a_job_is_imported_and_shown(program: Program, tmp_path: Path) -> None:
     assert (shown.status, "by pytorch-et" in shown.out) == (0, True)
 
 
-def test_a_length_that_the_calls_contradict_is_reported_with_the_nearest(program: Program, tmp_path: Path) -> None:
-    """Sizes come again every two calls; all of them are all-reduces."""
-    traces = [tmp_path / f"trace.{rank}.json" for rank in range(2)]
-    for trace in traces:
-        trace.write_bytes(execution_trace())
-    files = ("-o", str(tmp_path / "job.json"), "--force", *map(str, traces))
-    wrong = program("import", "--calls-per-step", "3", *files)
-    assert wrong.status == 0
-    warned, _, imported = wrong.err.partition("\n")
-    begins = "collbench: --calls-per-step may be wrong: rank 0 sends the same calls again every 2, not every 3: "
-    assert warned.startswith(f"{begins}import with --calls-per-step ")
-    assert imported.startswith("collbench: imported 24 calls")
-    assert "its length was given; it covers" in program("show", str(tmp_path / "job.json")).out
-    right = program("import", "--calls-per-step", warned.split()[-1], *files)
-    assert right.line.startswith("imported 24 calls")
-
-
-@pytest.mark.parametrize(("wrong", "right", "times"), [(4, 3, 49), (7, 6, 24), (100_000, 3, 49)])
-def test_an_advised_length_is_one_that_its_own_import_takes(
-    program: Program, tmp_path: Path, wrong: int, right: int, times: int
+def test_a_length_that_the_calls_contradict_is_no_step_and_the_first_line_says_what_repeats(
+    program: Program, tmp_path: Path
 ) -> None:
-    """DDP's three all-reduces come again every 3 calls: not every 75, of which there are not two."""
+    """DDP's three all-reduces of two sizes come again every 3 calls."""
     kept = Path("benchmarks/results/2026-11-23-2xh200-recorded-jobs/recorded.tar.gz")
     with tarfile.open(Path(__file__).parents[2] / kept) as files:
         files.extract("rec/ddp-gpu-job.json", tmp_path, filter="data")
-    job = str(tmp_path / "rec" / "ddp-gpu-job.json")
-    refuted = program("import", job, "--calls-per-step", str(wrong), "-o", str(tmp_path / "new.json"))
-    advised = re.findall(r"import with --calls-per-step (\d+)", refuted.err)
-    assert advised == [str(right)], refuted.err
-    taken = program("import", job, "--calls-per-step", *advised, "-o", str(tmp_path / "right.json"))
-    assert taken.line.startswith(f"imported 306 calls of 2 ranks; the step has {right} and ran {times} times: ")
+    recorded, new = str(tmp_path / "rec" / "ddp-gpu-job.json"), str(tmp_path / "new.json")
+    wrong = program("import", recorded, "--calls-per-step", "4", "-o", new)
+    why = "rank 0 sends the same calls again every 3, not every 4"
+    assert wrong.line == f"imported 306 calls of 2 ranks; no step was found ({why}): {new}"
+    assert " ".join(program("show", new).out.split()).startswith(f"no step is known: {why}; ")
+    save_run(pairs({}, 4), run := tmp_path / "run.json")
+    simulated = ("replay", new, "--backend", "sim", "--fabric", "titan-rtx-nv2", "-o", str(tmp_path / "replay.json"))
+    for refused in (program(*simulated), program("predict", new, str(run))):
+        assert refused.status == 2
+    program("import", recorded, "--calls-per-step", "6", "-o", new, "--force")
+    blocks = "6 calls are 2 equal blocks of 3: the record repeats after each"
+    assert blocks in program(*simulated).err
+    shown, predicted = (
+        program("show", new),
+        program("predict", new, str(run), "--devices", "1,2", "--recorded-links", str(run)),
+    )
+    assert not predicted.status, predicted.err
+    for told in (shown.out, predicted.out):
+        assert blocks in " ".join(told.split())
 
 
 def test_missing_facts_are_reported(program: Program, tmp_path: Path) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import gzip
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from collbench.jobs import job_file, recorded, steps, streams
 from collbench.jobs.calls import matched, step_seconds
-from collbench.jobs.job import Call, Job, Phase, Position, StepSource
+from collbench.jobs.job import Call, Job, Phase, Position, Sample, Steps, StepSource
 from tests.jobs import scenarios
 from tests.jobs.made import made_job
 from tests.native.recorded import play
@@ -131,13 +131,44 @@ def test_a_length_that_is_given_cuts_a_job_that_could_be_anything(tmp_path: Path
     assert recorded_job(made, tmp_path, 10**6).steps.source is None
 
 
-@pytest.mark.parametrize("name", [name for name in scenarios.SCENARIOS if name != "pipeline"])
-def test_the_right_length_of_a_step_contradicts_no_job(name: str, tmp_path: Path) -> None:
-    """Sizes that change, evaluations, losses and norms between steps, and a warm-up show no other length."""
-    made = scenarios.Job(scenarios.SCENARIOS[name], 0)
-    job = recorded_job(made, tmp_path, len(made.ranks[0].usual))
-    assert (job.steps.source, job.steps.why) == (StepSource.GIVEN, "")
-    assert not job.steps.reservation or name == "moe"  # whose exchanges have other numbers of calls
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [*((name, 0) for name in scenarios.SCENARIOS if name != "pipeline"), ("periodic loss × warm-up", 700)],
+)
+def test_a_length_is_doubted_or_called_equal_blocks_exactly_where_the_calls_show_it(
+    name: str, seed: int, tmp_path: Path
+) -> None:
+    """Of a divisor of the step's length, that it is no block of it; of a multiple, of which blocks it consists.
+
+    Sizes that change, evaluations, losses and norms between steps, and a warm-up contradict no right length.
+    """
+    made = scenarios.Job((scenarios.SCENARIOS | scenarios.CROSSINGS)[name], seed)
+    right, block = len(made.ranks[0].usual), made.ranks[0].block
+    job = recorded_job(made, tmp_path, right)
+    assert job.steps.source is StepSource.GIVEN
+    if name == "moe":  # its exchanges have other numbers of calls from step to step
+        return
+    assert not job.steps.reservation
+    for length in (length for length in range(1, right) if not right % length):
+        assert bool(steps.find(job, length).steps.reservation) == bool(length % block), length
+    for times in (1, 2, 3):
+        found = steps.find(job, times * right)
+        if not found.steps.reservation:  # else evaluations or losses come in the midst of it
+            blocks = f"{times * right} calls are {times * right // block} equal blocks of {block}: "
+            said = "" if times * right == block else blocks
+            assert found.steps.why.startswith((said or "with", "with")) or found.steps.why == said
+
+
+def test_marks_win_over_a_length_that_they_contradict_and_the_job_says_so(tmp_path: Path) -> None:
+    made = scenarios.Job(("fsdp", "accumulation"), 0, marks=True)
+    right = len(made.ranks[0].usual)
+    for length, why in ((right, ""), (right // 2, f"its marks say {right} calls, not {right // 2}: they count")):
+        (folder := tmp_path / str(length)).mkdir()
+        job = recorded_job(made, folder, length)
+        assert (job.steps.source, job.steps.why) == (StepSource.MARKS, why)
+        assert all(rank.step is not None and len(rank.step.positions) == right for rank in job.ranks)
+        assert steps.find(job, right // 2).steps.why.startswith("its marks say")  # as in a copy of its file
+        assert not steps.find(job, right).steps.why
 
 
 @pytest.mark.parametrize(("around", "share"), [("broadcast", 1.0), ("allgather", 20 / 28)])
@@ -147,34 +178,47 @@ def test_what_sets_a_job_up_and_follows_its_last_step_is_not_the_steps(around: s
     table = (*made.calls, Call("broadcast", 64, 0))
     others = Phase((Position(0 if around == "allgather" else 2, pause=1.0),) * 4)
     ranks = [replace(rank, step=None, phases=(others, *rank.phases, others)) for rank in made.ranks]
-    found = steps.find(replace(made, calls=table, ranks=tuple(ranks)), 2).steps
+    found = steps.find(replace(made, calls=table, ranks=tuple(ranks), steps=Steps()), 2).steps
     assert found.source is StepSource.GIVEN
     assert found.calls == pytest.approx(share)
     assert bool(found.reservation) == (share < 0.9)
 
 
-@pytest.mark.parametrize(("calls", "doubt"), [(6, ""), (12, "6 of its 12 calls come alone"), (24, "6 of its 24 calls")])
-def test_a_length_of_several_steps_is_told_from_one_of_a_real_job(calls: int, doubt: str) -> None:
+@pytest.mark.parametrize(("calls", "covers"), [(6, True), (4, True), (7, False), (24, False)])
+def test_of_a_real_jobs_equal_calls_any_length_is_said_to_be_equal_blocks(calls: int, covers: bool) -> None:
     """DDP on two H100: six all-reduces of one size a step, and a loss after every tenth step."""
     kept = Path(__file__).parents[2] / "benchmarks/results/2026-11-26-2xh100-jobs/ddp-plain-job.json.gz"
     found = steps.find(job_file.loads(gzip.decompress(kept.read_bytes()).decode(), kept.name), calls).steps
-    assert found.why.startswith(doubt)
-    assert bool(found.why) == bool(doubt)
-    assert (calls == 6) <= (not found.reservation)
+    assert found.source is StepSource.GIVEN
+    assert found.why == f"{calls} calls are {calls} equal blocks of 1: the record repeats after each"
+    assert bool(found.reservation) != covers
 
 
-@pytest.mark.parametrize("wrong", [-1, 1, 10**6], ids=["one less", "one more", "more than there are"])
+@pytest.mark.parametrize("wrong", [-1, 1, 10**6 + 1], ids=["one less", "one more", "more than there are"])
 @pytest.mark.parametrize("name", ["accumulation", "accumulation, ddp", "warm-up"])
-def test_a_length_that_the_calls_contradict_names_the_nearest_that_they_show(
+def test_of_a_length_that_the_calls_contradict_the_job_says_first_what_repeats(
     name: str, wrong: int, tmp_path: Path
 ) -> None:
     made = scenarios.Job(scenarios.SCENARIOS[name], 0)
     right = len(made.ranks[0].usual)
-    why = recorded_job(made, tmp_path, right + wrong).steps.why
-    match = re.search(r"rank 0 sends the same calls again every (\d+), not every (\d+): .* (\d+)$", why)
-    assert match is not None, why
-    every, given, nearest = map(int, match.groups())
-    assert given == right + wrong
-    assert right % every == 0  # of equal micro-batches, one
-    assert nearest % every == 0
-    assert wrong > 1 or abs(nearest - given) <= 1
+    found = recorded_job(made, tmp_path, right + wrong).steps
+    what = f"rank 0 sends the same calls again every {made.ranks[0].block}, not every {right + wrong}"
+    assert what in found.reservation
+
+
+@pytest.mark.parametrize(
+    ("times", "longer", "claimed"),
+    [(20, 1.35, True), (20, 1.25, False), (3, 3.0, True), (2, 3.0, False)],
+    ids=["longer", "hardly longer", "three times", "twice"],
+)
+def test_a_step_is_claimed_after_three_times_a_pause_that_is_a_third_longer(
+    times: int, longer: float, claimed: bool
+) -> None:
+    """Of four calls, 100 µs apart."""
+    made = made_job([(operation, 4096) for operation in ("allgather", "reducescatter", "alltoall", "allreduce")])
+    starts = np.cumsum([100.0 if at % 4 else 100.0 * longer for at in range(4 * times)])
+    whole = Phase(tuple(Position(at % 4, pause=100.0) for at in range(4 * times)), 1, (Sample(0, tuple(starts)),))
+    ranks = tuple(replace(rank, step=None, phases=(whole,)) for rank in made.ranks)
+    found = steps.find(replace(made, ranks=ranks, steps=Steps()))
+    assert (found.steps.source is StepSource.FOLDED) == claimed, found.steps.why
+    assert not claimed or {len(rank.step.positions) for rank in found.ranks if rank.step} == {4}

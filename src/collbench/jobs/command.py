@@ -19,7 +19,7 @@ from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_page
 from collbench.jobs import job_file
-from collbench.jobs.job import JOB, Job, StepSource
+from collbench.jobs.job import JOB, Job
 from collbench.jobs.predict.network import BYTES, MAX_LAYERS, STRATEGIES, Step, parse_parameters
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import ExitStatus, UsageError
@@ -166,16 +166,15 @@ def import_job(*, output: Path | None, files: tuple[Path, ...], **values: Any) -
 
 
 def _say_what_is_in(job: Job, path: Path, done: str = "recorded") -> None:
-    """Say what a job file holds, after what contradicts the length of a step that was given."""
-    given = job.steps.source is StepSource.GIVEN
-    if given and (doubts := [*filter(None, (job.steps.why, job.steps.reservation))]):
-        say(f"--calls-per-step may be wrong: {'; '.join(doubts)}")
+    """Say what a job file holds, after what its step does not cover."""
+    if job.steps.source is not None and job.steps.reservation:
+        say(job.steps.reservation)
     calls = sum(rank.calls for rank in job.ranks)
     steps = {(len(step.positions), step.repetitions) for rank in job.ranks if (step := rank.step)}
     longest_step = max(steps, key=lambda step: step[0] * step[1], default=None)
     repeated = f"no step was found ({job.steps.why})"
     if longest_step is not None:
-        doubt = f" ({job.steps.why})" if job.steps.why and not given else ""
+        doubt = f" ({job.steps.why})" if job.steps.why else ""
         repeated = f"the step has {longest_step[0]:,} and ran {longest_step[1]:,} times{doubt}"
     say(f"{done} {calls:,} calls of {amount(len(job.ranks), 'rank')}; {repeated}: {one_line(str(path))}")
 

@@ -470,7 +470,7 @@ def slower_text(report: Report, slower: PredictedJob) -> str:
 def _about_step(report: Report) -> Iterator[str]:
     job = report.job
     if job.steps.source is not None:
-        unless = "" if job.steps.source is StepSource.GIVEN else ", unless you name its length"
+        unless = ", unless you name its length" if job.steps.source is StepSource.FOLDED else ""
         doubt = f"; {job.steps.why}{unless}" if job.steps.why else ""
         yield f"step      {_FOUND[job.steps.source]}; it covers {job.steps.shares}{doubt}"
     else:

@@ -7,7 +7,6 @@ too: a step that could as well be one of them, or ten steps between two losses, 
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,35 +90,78 @@ def find(job: Job, calls_per_step: int | None = None, marks: Mapping[int, Sequen
 
     `marks` are µs by rank at which the job said that a step begins or ends, on the clock of its calls.
     """
+    if job.steps.source is StepSource.MARKS:  # as its file has them
+        return _beside_marks(job, calls_per_step)
     ranks = {rank.rank: _unroll(job, rank) for rank in job.ranks if rank.calls}
-    marking = [number for number in ranks if len((marks or {}).get(number, ())) > 1]
-    source, why, doubt = StepSource.FOLDED, "", ""
+    marking = {number: own for number in ranks if len(own := (marks or {}).get(number, ())) > 1}
+    all_mark = bool(marking) and len(marking) == len(ranks)
+    if all_mark:
+        rows = {number: _rows(ranks[number], _marked(ranks[number], own))[1] for number, own in marking.items()}
+        if min(map(len, rows.values())) > 1:
+            return _beside_marks(_with_steps(job, ranks, rows, Steps(StepSource.MARKS)), calls_per_step)
     if calls_per_step is not None:
-        source, why = StepSource.GIVEN, f"no {amount(calls_per_step, 'call')} in a row come again"
-        found = {number: _given(rank, calls_per_step) for number, rank in ranks.items()}
-    elif marks and len(marking) == len(ranks):
-        source, why = StepSource.MARKS, "no calls come again between two marks"
-        if min(len(marks[number]) for number in marking) == 2:  # a beginning and an end
-            why = "only one step is marked, and its end shows only where the next one begins"
-        found = {number: _marked(rank, marks[number]) for number, rank in ranks.items()}
-    else:
-        found, why, doubt = _searched(job, ranks)
-        if marking and why:
-            why = f"only {len(marking)} of {amount(len(ranks), 'rank')} mark it, and {why}"
+        return _of_length(job, ranks, calls_per_step)
+    if all_mark:
+        alone = min(map(len, marking.values())) == 2  # a beginning and an end
+        single = "only one step is marked, and its end shows only where the next one begins"
+        return _without(job, single if alone else "no calls come again between two marks")
+    found, why, doubt = _searched(job, ranks)
+    if marking and why:
+        why = f"only {len(marking)} of {amount(len(ranks), 'rank')} mark it, and {why}"
     rows = {number: _rows(ranks[number], bounds)[1] for number, bounds in found.items()}
-    if calls_per_step is not None:
-        doubt = _contradiction(ranks, rows, calls_per_step)
-        why = "; ".join(filter(None, (why, doubt)))
-    steps = {number: len(own) for number, own in rows.items()}
-    if not steps or min(steps.values()) < 2:
-        return _without(job, Steps(why=why or "no call comes again"))
-    if source is StepSource.FOLDED and max(steps.values()) - min(steps.values()) > 2 + 0.1 * max(steps.values()):
-        return _without(job, Steps(why=f"ranks have from {min(steps.values())} to {max(steps.values())} of them"))
-    return _with_steps(job, ranks, rows, Steps(source, doubt))
+    steps = [len(own) for own in rows.values()]
+    if not steps or min(steps) < 2:
+        why = why or "no call comes again"
+    elif max(steps) - min(steps) > 2 + 0.1 * max(steps):
+        why = f"ranks have from {min(steps)} to {max(steps)} of them"
+    return _without(job, why) if why else _with_steps(job, ranks, rows, Steps(StepSource.FOLDED, doubt))
 
 
-def _without(job: Job, steps: Steps) -> Job:
-    return replace(job, steps=steps, ranks=tuple(replace(rank, step=None, before_step=0) for rank in job.ranks))
+def _beside_marks(job: Job, calls_per_step: int | None) -> Job:
+    """Return a job with marked steps, and that these count where the user says another length."""
+    lengths = sorted({len(rank.step.positions) for rank in job.ranks if rank.step})
+    why = f"its marks say {' or '.join(map(str, lengths))} calls, not {calls_per_step}: they count"
+    return replace(job, steps=replace(job.steps, why="" if calls_per_step in {None, *lengths} else why))
+
+
+def _of_length(job: Job, ranks: Mapping[int, _Unrolled], calls: int) -> Job:
+    """Return a job with steps of so many calls, or with the reason why the record contradicts them.
+
+    What repeats after fewer calls, or after more with what comes between steps, is no contradiction, but said.
+    """
+    rows = {number: _rows(rank, _given(rank, calls))[1] for number, rank in ranks.items()}
+    said = ""
+    for number, rank in ranks.items():
+        lengths = periods(rank.calls)
+        if lengths and calls % lengths[0] and calls not in lengths:
+            if not _in_a_row(rank, rows[number]):
+                return _without(job, f"rank {number} sends the same calls again every {lengths[0]}, not every {calls}")
+            said = said or f"with what comes between steps, the record repeats every {lengths[0]} calls"
+    if min(map(len, rows.values()), default=0) < 2:
+        return _without(job, f"no {amount(calls, 'call')} in a row come again")
+    first = min(rows)
+    block = len(_calls(ranks[first], rows[first][0][: _part(ranks[first], rows[first])]))
+    if block < calls and _repeated(ranks[first], block) > _repeated(ranks[first], calls) - (1 - _STEADY):
+        said = f"{calls} calls are {calls // block} equal blocks of {block}: the record repeats after each"
+    return _with_steps(job, ranks, rows, Steps(StepSource.GIVEN, said))
+
+
+def _repeated(rank: _Unrolled, calls: int) -> float:
+    """Return the share of calls that come again, with their sizes, after so many."""
+    return float(np.mean(rank.calls[calls:] == rank.calls[:-calls]))
+
+
+def _in_a_row(rank: _Unrolled, rows: Places) -> bool:
+    """Return whether steps of calls that do not change mostly follow one another: else they may be cut wrongly."""
+    steps = rank.calls[rank.first[rows]]
+    steady = len(rows) > 1 and np.mean(steps[1:] == steps[:-1]) >= _STEADY
+    return bool(steady and np.mean(rows[1:, 0] == rows[:-1, -1] + 1) > 0.5)
+
+
+def _without(job: Job, why: str) -> Job:
+    return replace(
+        job, steps=Steps(why=why), ranks=tuple(replace(rank, step=None, before_step=0) for rank in job.ranks)
+    )
 
 
 # A rank's calls, one after the other, with what is known of their times.
@@ -316,7 +358,7 @@ def _chosen(job: Job, rank: _Unrolled) -> tuple[_Level | None, str]:
     # The longest may be ten steps between two losses, or a shorter one a micro-batch.
     shorter = (each for each in levels if 2 * each.length <= levels[-1].length)
     level = next((each for each in shorter if not _has_only_messages(job, rank, each)), levels[-1])
-    part = _part(rank, level)
+    part = _part(rank, level.among[level.at[:, None] + np.arange(level.length)])
     if part < level.length:
         return None, f"it may have {part} or {level.length} calls: {_ALIKE_HERE}"
     if not _is_step(job, rank, level):
@@ -330,9 +372,11 @@ def _has_only_messages(job: Job, rank: _Unrolled, level: _Level) -> bool:
     return all(job.calls[call].collective is None for call in rank.calls[rank.first[units]])
 
 
-def _part(rank: _Unrolled, level: _Level) -> int:
-    """Return the length of the shortest sequence that repeats to a level's: of equal calls, where these are steady."""
-    rows = level.among[level.at[:, None] + np.arange(level.length)]
+def _part(rank: _Unrolled, rows: Places) -> int:
+    """Return the length of the shortest sequence that repeats to a step's: of equal calls, where these are steady.
+
+    `rows` are units, shape (steps, units).
+    """
     calls = rank.calls[rank.first[rows]]
     kinds = calls[-1] if np.mean((calls == calls[-1]).all(axis=1)) > 0.8 else rank.kinds[rows[-1]]
     parts = (length for length in range(1, len(kinds)) if not len(kinds) % length)
@@ -474,56 +518,6 @@ def _given(rank: _Unrolled, calls: int) -> Places:
             bounds += [end, start] if end and start > end else [start]
             end = start + length
     return np.array([*bounds, end], int)
-
-
-def _contradiction(ranks: Mapping[int, _Unrolled], rows: Mapping[int, Places], calls: int) -> str:
-    """Return that calls repeat after another number of calls than `calls`; "" if nothing shows it.
-
-    Sizes that change, and calls between few steps, contradict no length.
-    """
-    for number, rank in ranks.items():
-        own = rows[number]
-        steps = rank.calls[rank.first[own]]
-        if len(own) > 1 and np.mean(steps[1:] == steps[:-1]) >= _STEADY:
-            in_a_row = own[1:, 0] == own[:-1, -1] + 1
-            if in_a_row.mean() > 0.5:
-                part = _comes_alone(rank, own, steps[-1])
-                if not part:
-                    continue
-                return f"{part} of its {calls} calls come alone between steps: import with --calls-per-step {part}"
-        found = periods(rank.calls)
-        if found and calls not in found:
-            every = f"rank {number} sends the same calls again every {found[0]}, not every {calls}"
-            # A step of equal micro-batches was miscounted; of what is far from all lengths, nothing is known.
-            near = sorted(abs(length - calls) for length in found if abs(length - calls) < found[0])
-            ordered = [*(calls + way * far for far in near for way in (-1, 1)), *found]
-            fitting = next((length for length in ordered if length in found and _fits(ranks, length)), None)
-            return every if fitting is None else f"{every}: import with --calls-per-step {fitting}"
-    return ""
-
-
-def _fits(ranks: Mapping[int, _Unrolled], calls: int) -> bool:
-    """Return whether so many calls are a step on every rank that nothing contradicts: only such a length is advised."""
-    rows = {number: _rows(rank, _given(rank, calls))[1] for number, rank in ranks.items()}
-    steady = (rank.calls[rank.first[rows[number]]] for number, rank in ranks.items())
-    return min(map(len, rows.values())) > 1 and all(np.mean(own[1:] == own[:-1]) >= _STEADY for own in steady)
-
-
-def _comes_alone(rank: _Unrolled, rows: Places, step: Places) -> int:
-    """Return how many calls the parts have of which a step consists, if such parts also come between steps; else 0.
-
-    `step` are the first calls of a step's units. A step that is several steps of the job is cut wherever a loss comes.
-    """
-    length = len(step)
-    part = next(size for size in range(1, length + 1) if not length % size and (step[size:] == step[:-size]).all())
-    lengths = [length]
-    for before, after in pairwise(rows):
-        between = np.arange(before[-1] + 1, after[0])
-        between = rank.calls[rank.first[between[~rank.small[between]]]]
-        if not len(between) % part and (between.reshape(-1, part) == step[:part]).all():
-            lengths.append(len(between))
-    alone = math.gcd(*lengths)
-    return 0 if alone == length else len(_calls(rank, rows[0][:alone]))
 
 
 # From where steps begin to what they are.

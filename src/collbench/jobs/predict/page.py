@@ -167,6 +167,8 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
             f"estimate  messages of one size are taken for activations: compute waits for {recorded.WAITED:.0%} of "
             "their change"
         )
+    if job.steps.why:
+        lines.append(f"step      {job.steps.why}")
     assumed = dict.fromkeys(price.assumed for both_prices in predicted.prices.values() for price in both_prices)
     lines += [f"assumed   {text}" for text in [assumption for assumption in assumed if assumption][:_FEW]]
     if predicted.kept:

@@ -387,8 +387,8 @@ def request_of(
     schedule = schedule_of(job, ranks)
     backend_capabilities = capabilities(backend)
     _check_backend(backend_capabilities, without, schedule)
-    if job.steps.reservation:
-        notices.say(job.steps.reservation)
+    for doubt in filter(None, (job.steps.reservation, job.steps.why)):
+        notices.say(doubt)
     for assumption in schedule.assumed:
         notices.say(f"replaying {assumption}")
     arms = [ReplayArm()]
