@@ -28,10 +28,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # deciding imports
 from judging import machines
 from judging.cells import Cell, Said, Tied, check, margin, tie
 
+NORMAL = (("normal", 0.003), ("normal", 0.02), ("ceiling", 0.02))
+UGLY = (
+    ("two modes", 0.03),
+    ("two modes", 0.06),
+    ("one noisy pair", 0.05),
+    ("each its own", 0.05),
+    ("drift", 0.03),
+)
 HEALTHY = [
     *(Cell("none", "normal", sigma) for sigma in (0.002, 0.01, 0.02, 0.05)),
     *(Cell("none", "one noisy pair", sigma) for sigma in (0.02, 0.03, 0.05)),
-    Cell("none", "two modes", 0.06),
+    *(Cell("none", "two modes", sigma) for sigma in (0.03, 0.06)),
+    Cell("none", "lasting modes", 0.06),
+    Cell("none", "each its own", 0.05),
+    Cell("none", "wild", 0.02),
     *(Cell("none", "AR(1)", sigma) for sigma in (0.005, 0.02)),
     *(Cell("none", "ceiling", sigma) for sigma in (0.01, 0.05)),
     Cell("none", "drift", 0.03),
@@ -53,26 +64,18 @@ FAULTS = [
             "slow socket link one way",
             "all slow",
         )
-        for noise, sigma in (("normal", 0.003), ("normal", 0.02), ("ceiling", 0.02), ("AR(1)", 0.01))
+        for noise, sigma in (*NORMAL, ("AR(1)", 0.01), *UGLY)
     ),
     Cell("slow slot", "normal", 0.003, idle=True),
 ]
-TOGETHER = [
-    Cell(fault, noise, sigma)
-    for fault in (*machines.TOGETHER, *machines.NESTED)
-    for noise, sigma in (("normal", 0.003), ("normal", 0.02), ("ceiling", 0.02))
-]
+TOGETHER = [Cell(fault, noise, sigma) for fault in (*machines.TOGETHER, *machines.NESTED) for noise, sigma in NORMAL]
 SEEN = [
     Cell(fault, noise, sigma)
     for fault in ("throttled", "throttled below PCIe", "busy", "NCCL_P2P_DISABLE", "peers refused", *machines.SEEN)
     for noise, sigma in (("normal", 0.003), ("normal", 0.02))
 ]
 THIRDS = [Cell(fault, "normal", sigma) for fault in machines.THIRDS for sigma in (0.003, 0.02)]
-EQUAL = [
-    Cell(fault, noise, sigma)
-    for fault in machines.EQUALLY_SLOW
-    for noise, sigma in (("normal", 0.003), ("normal", 0.02), ("ceiling", 0.02))
-]
+EQUAL = [Cell(fault, noise, sigma) for fault in machines.EQUALLY_SLOW for noise, sigma in NORMAL]
 SOCKETS = [
     Cell(fault, noise, sigma)
     for fault in ("slow socket link", "socket link at a quarter")
@@ -94,9 +97,10 @@ def healthy(cell: Cell, said: Sequence[Said]) -> str:
 def faults(cell: Cell, said: Sequence[Said]) -> str:
     right, every = sum(one.first_right for one in said), sum(one.all_right for one in said)
     others, silent = sum(one.others > 0 for one in said), sum(not one.accused for one in said)
+    left = sum(one.left_open for one in said)
     return (
         f"{cell!s:45} first right {margin(right, len(said))}  all named {every / len(said):.1%}  "
-        f"another place too {others / len(said):.1%}  agrees {silent / len(said):.1%}"
+        f"another place too {others / len(said):.1%}  agrees {silent / len(said):.1%}, of these left open {left}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -16,13 +17,28 @@ from collbench.judge.diagnose.verdict import Cause, Kind, Severity, Verdict
 from collbench.judge.tiers import Relation, rank_pairs
 from collbench.model.operations import Operation
 
-from .machines import FAMILIES, FAULTS, THIRDS, Made, Truth, make
-from .measured import Ceiling, Correlated, Drift, Noise, OnePair, Situation, TwoModes, measure
+from .machines import FAMILIES, FAULTS, THIRDS, UNEVEN, Made, Truth, make
+from .measured import (
+    Ceiling,
+    Correlated,
+    Drift,
+    EachItsOwn,
+    Lasting,
+    Noise,
+    OnePair,
+    Situation,
+    TwoModes,
+    Wild,
+    measure,
+)
 
 NOISES: dict[str, Callable[[float, np.random.Generator, Made], Noise]] = {
     "normal": lambda sigma, rng, _made: Noise(sigma, rng),
     "one noisy pair": lambda sigma, rng, made: OnePair(sigma, rng, _some_pair(made, rng)),
     "two modes": lambda sigma, rng, _made: TwoModes(sigma, rng),
+    "lasting modes": lambda sigma, rng, _made: Lasting(sigma, rng),
+    "each its own": lambda sigma, rng, _made: EachItsOwn(sigma, rng),
+    "wild": lambda sigma, rng, _made: Wild(sigma, rng),
     "AR(1)": lambda sigma, rng, _made: Correlated(sigma, rng),
     "ceiling": lambda sigma, rng, _made: Ceiling(sigma, rng),
     "drift": lambda sigma, rng, _made: Drift(sigma, rng),
@@ -58,45 +74,56 @@ class Said:
     first_right: bool  # the first verdict names a fault's place
     all_right: bool  # each fault is named by some verdict
     others: int  # verdicts that name another place
+    left_open: bool  # no verdict, but the first line says that a place of a fault may be slow
     kinds: str
 
 
 def check(cell: Cell, seed: int, number: int) -> Said:
     """Make one machine, measure it as `check` does, and judge it."""
     rng = np.random.default_rng((seed, sum(map(ord, str(cell))), number))
-    made = _made(cell, rng, number)
+    family, made = _made(cell, rng, number)
     situation, run_seed = _situation(cell, made, rng), int(rng.integers(2**31))
     if cell.fault in THIRDS:
         phases = measure(made, situation, check_request(), run_seed).phases
         situation = replace(_situation(cell, made, rng), slower=_for_a_third(cell.fault, made, phases))
     run = measure(made, situation, check_request(), run_seed)
-    found = [verdict for verdict in diagnose.judge(run) if verdict.severity is not Severity.INFO]
+    diagnosis = diagnose.Diagnosis(run)
+    found = [verdict for verdict in diagnosis.verdicts if verdict.severity is not Severity.INFO]
     truths = made.truth
     right = [verdict for verdict in found if any(_names(verdict, truth, made) for truth in truths)]
     return Said(
         cell=str(cell),
         number=number,
-        family=made.family,
+        family=family,
         gpus=made.count,
         accused=bool(found),
         first_right=found[0] in right if found else all(truth.may_be_silent for truth in truths),
         all_right=all(_named(found, truth, made) for truth in truths)
         or (len(truths) > 1 and _says_several(found, truths)),
         others=len(found) - len(right),
+        left_open=not found and any(_may_be(diagnosis, truth) for truth in truths),
         kinds=" ".join(
             f"{one.kind.value}:{'-'.join(map(str, one.members))}{'?' if one.cause.either else ''}" for one in found
         ),
     )
 
 
-def _made(cell: Cell, rng: np.random.Generator, number: int) -> Made:
-    """Return the next random machine on which the fault has a place."""
+def _made(cell: Cell, rng: np.random.Generator, number: int) -> tuple[str, Made]:
+    """Return the next random machine on which the fault has a place, and its family."""
     while True:
-        family = FAMILIES[number % len(FAMILIES)]
+        family = (*FAMILIES, UNEVEN)[number % (len(FAMILIES) + 1)]
         made = FAULTS[cell.fault](make(family, rng), rng)
         if made is not None:
-            return made
+            return family, made
         number += 1
+
+
+def _may_be(diagnosis: diagnose.Diagnosis, truth: Truth) -> bool:
+    """Return whether the first line says, without a verdict, that the place of a fault may be slow."""
+    gpus = tuple(map(int, re.findall(r"GPU(\d+)", diagnosis.left_open)))
+    labels = {path.label for path in diagnosis.run.paths if path.devices in truth.links}
+    far = truth.gpu is None and labels <= diagnosis.far_below.keys()
+    return far or (len(gpus) == 1 and gpus[0] in truth.gpus) or (gpus in truth.links and truth.gpu in (None, *gpus))
 
 
 def _for_a_third(fault: str, made: Made, phases: Mapping[str, float]) -> tuple[int, float, float, float]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 
 import numpy as np
 
@@ -21,20 +21,27 @@ Pair = tuple[int, int]
 Route = tuple[str, ...]
 
 FAMILIES = ("nvswitch", "mesh", "bridged", "pcie")
+UNEVEN = "uneven"  # of the family "pcie", in a tree without symmetry
 _SLOT_GBS = {3: (15.75, 12.9), 4: (31.5, 26.1), 5: (63.0, 53.2)}  # what a ×16 slot can do, and what copies reach
 _CARDS = {3: "Tesla V100-PCIE-32GB", 4: "NVIDIA A40", 5: "NVIDIA L40S"}
 _PEERS = PeerReadWrite(PeerStatus.OK, PeerStatus.OK)
 _LINK_GBS, _LINK_REACHED = 25.0, 0.965  # of an NVLink, data rate, and the share that copies reach
 _MEMORY_BYTES = 48 * 2**30
 _SHARES = (0.25, 0.3, 0.5, 0.6)  # of its rate that one of two unequal faults leaves
+_LEFT, _LEFT_OF_PAIR = (0.4, 0.75), (0.7, 0.85)  # between these a single fault leaves some share
+
+
+def _left(rng: np.random.Generator) -> float:
+    return float(rng.uniform(*_LEFT))
 
 
 @dataclass(frozen=True)
 class Made:
     """A machine as it is (`capacity`, `routes`) and as its tools report it (`devices`, `paths`).
 
-    `routes[None, g]` and `routes[g, None]` are those from and to host memory. `shared` are elements that several pairs
-    cross. `nccl` is the share of the slowest link that NCCL reaches. `links` counts NVLinks from one GPU to another.
+    `routes[None, g]` and `routes[g, None]` are those from and to host memory, wherever it lies; -1 - n stands for that
+    of a node n, of the `nodes` to which collbench can bind memory. `shared` are elements that several pairs cross.
+    `nccl` is the share of the slowest link that NCCL reaches. `links` counts NVLinks from one GPU to another.
     `environment` are NCCL's variables. Another job computes on the `busy` GPUs, and the driver says that it throttles
     the `throttled` ones.
     """
@@ -46,6 +53,7 @@ class Made:
     routes: Mapping[tuple[int | None, int | None], Route]
     nccl: float
     shared: tuple[str, ...] = ()
+    nodes: tuple[int, ...] = ()
     truth: tuple[Truth, ...] = field(default=())
     links: Mapping[Pair, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -96,7 +104,7 @@ class Truth:
 
 def make(family: str, rng: np.random.Generator) -> Made:
     """Return a healthy machine of a family."""
-    return {"nvswitch": _nvswitch, "mesh": _mesh, "bridged": _bridged, "pcie": _pcie}[family](rng)
+    return {"nvswitch": _nvswitch, "mesh": _mesh, "bridged": _bridged, "pcie": _pcie, UNEVEN: _uneven}[family](rng)
 
 
 def make_sized(family: str, rng: np.random.Generator, count: int) -> Made:
@@ -176,9 +184,23 @@ def _tree(rng: np.random.Generator, count: int, generation: int) -> _Tree:
     if two_sockets and per_switch == 4 and count == 4:
         switches = [gpu // 2 for gpu in range(count)]
     cascaded = count == 8 and per_switch == 2 and two_sockets and rng.random() < 0.5
-    tree = _Tree(generation, sockets, switches, cascaded=cascaded)
-    reached = _SLOT_GBS[generation][1]
-    for gpu in range(count):
+    return _with_capacities(_Tree(generation, sockets, switches, cascaded=cascaded), rng)
+
+
+def _without_symmetry(rng: np.random.Generator, count: int, generation: int) -> _Tree:
+    """Return a tree with any number of GPUs at a socket, each alone on a root port or with others on a switch."""
+    of_first = int(rng.integers(1, count)) if rng.random() < 0.7 else count
+    switches: list[int | None] = []
+    for first, end in ((0, of_first), (of_first, count)):
+        while (left := end - max(first, len(switches))) > 0:
+            width = min(left, int(rng.choice([1, 1, 2, 3, 4])))
+            switches += [None] if width == 1 else [len(switches)] * width
+    return _with_capacities(_Tree(generation, [int(gpu >= of_first) for gpu in range(count)], switches), rng)
+
+
+def _with_capacities(tree: _Tree, rng: np.random.Generator) -> _Tree:
+    reached, sockets, switches = _SLOT_GBS[tree.generation][1], tree.sockets, tree.switches
+    for gpu in range(len(sockets)):
         tree.capacity |= {f"slot {gpu} in": reached, f"slot {gpu} out": reached}
     for switch in {one for one in switches if one is not None}:
         tree.capacity |= {f"switch {switch} up": reached, f"switch {switch} down": reached}
@@ -216,6 +238,31 @@ def _pcie(rng: np.random.Generator, count: int = 0) -> Made:
     generation = int(rng.choice([3, 4, 5]))
     tree = _tree(rng, count or int(rng.choice([4, 4, 8])), generation)
     return _on_tree("pcie", tree, {}, _CARDS[generation], float(rng.uniform(0.7, 0.85)))
+
+
+def _uneven(rng: np.random.Generator) -> Made:
+    """Return GPUs in a tree without symmetry; memory of another socket may be slower, and where it lies unknown."""
+    generation = int(rng.choice([3, 4, 5]))
+    tree = _without_symmetry(rng, int(rng.integers(4, 9)), generation)
+    made = _on_tree("pcie", tree, {}, _CARDS[generation], float(rng.uniform(0.7, 0.85)))
+    nodes = sorted({*tree.sockets})
+    if len(nodes) < 2:
+        return made
+    far, routes = _SLOT_GBS[generation][1] * float(rng.uniform(0.62, 1.0)), dict(made.routes)
+    capacity = {**made.capacity, "memory 0 to 1": far, "memory 1 to 0": far}
+    for gpu, node in product(range(made.count), nodes):
+        own = tree.sockets[gpu]
+        between = (
+            [] if node == own else [(f"{of} {node} to {own}", f"{of} {own} to {node}") for of in ("socket", "memory")]
+        )
+        routes[-1 - node, gpu] = (*made.routes[None, gpu], *(into for into, _ in between))
+        routes[gpu, -1 - node] = (*made.routes[gpu, None], *(out for _, out in between))
+    lies = -1 - int(rng.choice(nodes))
+    unbound: dict[tuple[int | None, int | None], Route] = {}
+    for gpu in range(made.count):
+        unbound |= {(None, gpu): routes[lies, gpu], (gpu, None): routes[gpu, lies]}
+    bound = rng.random() < 0.5
+    return replace(made, capacity=capacity, routes=routes | unbound, nodes=tuple(nodes) if bound else ())
 
 
 def _bridged(rng: np.random.Generator, count: int = 0) -> Made:
@@ -279,10 +326,10 @@ def _nvswitch(rng: np.random.Generator, count: int = 0) -> Made:
 
 
 def slow_slot(made: Made, rng: np.random.Generator) -> Made | None:
-    """A GPU's slot, or its NVSwitch port, runs at half rate: all of its links are slow."""
+    """A GPU's slot, or its NVSwitch port, is slow: all of its links are."""
     gpu = int(rng.integers(made.count))
     if made.family == "pcie" or (made.family == "nvswitch" and made.count > 2):
-        return _at(made, gpu, 0.5)
+        return _at(made, gpu, _left(rng))
     return None
 
 
@@ -295,7 +342,7 @@ def _at(made: Made, gpu: int, factor: float) -> Made:
 
 
 def two_slots(made: Made, rng: np.random.Generator) -> Made | None:
-    """Two GPUs, each in a slot at half rate."""
+    """Two GPUs, each in a slow slot."""
     one = slow_slot(made, rng)
     for _ in range(50):
         two = slow_slot(one, rng) if one is not None else None
@@ -304,7 +351,7 @@ def two_slots(made: Made, rng: np.random.Generator) -> Made | None:
     return None
 
 
-def slow_pair(made: Made, rng: np.random.Generator, factor: float = 0.8) -> Made | None:
+def slow_pair(made: Made, rng: np.random.Generator) -> Made | None:
     """One pair's own NVLinks are slow, both ways."""
     own = sorted({name for name in made.capacity if name.startswith("NVLinks")})
     like = Counter(path.label for path in made.paths if path.nvlinks)
@@ -314,11 +361,11 @@ def slow_pair(made: Made, rng: np.random.Generator, factor: float = 0.8) -> Made
     a, b = pairs[int(rng.integers(len(pairs)))]
     elements = (f"NVLinks {a} to {b}", f"NVLinks {b} to {a}")
     truth = Truth("slow pair", None, frozenset(((a, b), (b, a))), gpus=frozenset((a, b)))
-    return made.slowed(dict.fromkeys(elements, factor), truth)
+    return made.slowed(dict.fromkeys(elements, float(rng.uniform(*_LEFT_OF_PAIR))), truth)
 
 
-def slow_switch(made: Made, rng: np.random.Generator, factor: float = 0.5) -> Made | None:
-    """A PCIe switch's uplink runs at half rate, both ways: what crosses it is slow."""
+def slow_switch(made: Made, rng: np.random.Generator, factor: float | None = None) -> Made | None:
+    """A PCIe switch's uplink is slow, both ways: what crosses it is slow."""
     switches = sorted({name for name in made.shared if name.startswith("switch")})
     if made.family != "pcie" or len(switches) < 4:
         return None
@@ -326,7 +373,8 @@ def slow_switch(made: Made, rng: np.random.Generator, factor: float = 0.5) -> Ma
     elements = (f"switch {number} up", f"switch {number} down")
     links = frozenset(link for link in permutations(range(made.count), 2) if set(elements) & set(made.routes[link]))
     below = frozenset(gpu for gpu in range(made.count) if elements[0] in made.routes[gpu, None])
-    return made.slowed(dict.fromkeys(elements, factor), Truth("slow uplink", None, links, gpus=below))
+    slower = dict.fromkeys(elements, factor or _left(rng))
+    return made.slowed(slower, Truth("slow uplink", None, links, gpus=below))
 
 
 def slots_of_one_switch(made: Made, rng: np.random.Generator) -> Made | None:
@@ -347,13 +395,13 @@ def slot_below_uplink(made: Made, rng: np.random.Generator) -> Made | None:
 
 
 def slow_direction(made: Made, rng: np.random.Generator) -> Made | None:
-    """A GPU's slot, or its NVSwitch port, runs at half rate in one direction."""
+    """A GPU's slot, or its NVSwitch port, is slow in one direction."""
     gpu, way = int(rng.integers(made.count)), str(rng.choice(["in", "out"]))
     if made.family not in ("pcie", "nvswitch") or made.count < 4:
         return None
     part = "port" if made.family == "nvswitch" else "slot"
     links = frozenset(link for link in permutations(range(made.count), 2) if link[way == "in"] == gpu)
-    return made.slowed({f"{part} {gpu} {way}": 0.5}, Truth("slow direction", gpu, links, gpus=frozenset((gpu,))))
+    return made.slowed({f"{part} {gpu} {way}": _left(rng)}, Truth("slow direction", gpu, links, gpus=frozenset((gpu,))))
 
 
 def slow_sockets(made: Made, _rng: np.random.Generator, *, of_slot: bool = True) -> Made | None:

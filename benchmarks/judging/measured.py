@@ -70,6 +70,45 @@ class TwoModes(Noise):
         return self.sigma * float(self.rng.random() < 0.3) + 0.003 * float(self.rng.standard_normal())
 
 
+class Lasting(TwoModes):
+    """The same two modes, and each trial of a data point has the mode of the one before in seven cases of ten."""
+
+    def __init__(self, sigma: float, rng: np.random.Generator) -> None:
+        super().__init__(sigma, rng)
+        self.slow: dict[object, bool] = {}
+
+    def of(self, members: tuple[int, ...], key: object, seconds: float) -> float:
+        """Return the noise of a trial."""
+        del members, seconds
+        if key not in self.slow or self.rng.random() < 0.3:
+            self.slow[key] = self.rng.random() < 0.4
+        return self.sigma * self.slow[key] + 0.003 * float(self.rng.standard_normal())
+
+
+class EachItsOwn(Noise):
+    """Each pair and each GPU alone has a noise of its own, from 0.1% to `sigma`, and every second one two modes."""
+
+    def __init__(self, sigma: float, rng: np.random.Generator) -> None:
+        super().__init__(sigma, rng)
+        self.kinds: dict[frozenset[int], Noise] = {}
+
+    def of(self, members: tuple[int, ...], key: object, seconds: float) -> float:
+        """Return the noise of a trial."""
+        if (who := frozenset(members)) not in self.kinds:
+            kind = Noise if self.rng.random() < 0.5 else TwoModes
+            self.kinds[who] = kind(math.exp(self.rng.uniform(math.log(0.001), math.log(self.sigma))), self.rng)
+        return self.kinds[who].of(members, key, seconds)
+
+
+class Wild(Noise):
+    """Student's t with three degrees of freedom: a trial in 70 is slower or faster by five times `sigma`."""
+
+    def of(self, members: tuple[int, ...], key: object, seconds: float) -> float:
+        """Return the noise of a trial."""
+        del members, key, seconds
+        return self.sigma * float(self.rng.standard_t(3))
+
+
 class Correlated(Noise):
     """Trials of one data point resemble those before: AR(1) with ρ = 0.6."""
 
@@ -132,6 +171,10 @@ class MadeBackend(Backend):
         """Return what GPUs copy, without the pointer chase."""
         return tuple(one for one in variant.gpu_operations if one is not Operation.CHASE)
 
+    def numa_nodes(self) -> tuple[int, ...]:
+        """Return the nodes whose memory is timed apart."""
+        return self._made.nodes
+
     def capacity_bytes(self) -> int:
         """Return the largest message."""
         return 2**33
@@ -165,7 +208,8 @@ class MadeBackend(Backend):
             return [(members[0], None), (None, members[1])]
         if step.work.variant.host_memory:
             out = step.work.operation in (Operation.D2H_CE, Operation.D2H_SM)
-            return [(members[0], None) if out else (None, members[0])]
+            host = None if step.work.numa_node is None else -1 - step.work.numa_node
+            return [(members[0], host) if out else (host, members[0])]
         return [(members[0], members[1])]
 
     def _drawn(self, step: Step, members: tuple[int, ...], gbs: float, limit: float) -> tuple[float, ...]:

@@ -30,3 +30,34 @@ def test_no_noise_lifts_a_copy_through_host_memory_above_its_slots(monkeypatch: 
             through[found.point.variant] += 1
     assert all(through.values())
     assert "IMPOSSIBLE" not in [verdict.kind for verdict in faults(run)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "noise", "seed", "numbers"),
+    [
+        ("slow pair", "two modes", 12, (5, 45, 52)),  # three trials of such noise accuse nobody
+        ("slow pair", "lasting modes", 21, (3, 4)),  # an innocent GPU was blamed of the slow link
+        ("slow direction", "normal", 11, (4, 9, 14)),
+        ("slow socket link one way", "normal", 11, (4, 9, 14)),
+        ("slow root", "normal", 11, (4, 9, 14)),
+    ],
+)
+def test_a_fault_on_which_the_judge_once_erred_is_named(
+    monkeypatch: pytest.MonkeyPatch, fault: str, noise: str, seed: int, numbers: tuple[int, ...]
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from judging.cells import Cell, check
+
+    cell = Cell(fault, noise, 0.003 if noise == "normal" else 0.06)
+    for number in numbers:
+        said = check(cell, seed, number)
+        assert (said.first_right, said.all_right, said.others) == (True, True, 0), said
+
+
+def test_memory_of_another_socket_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from judging.cells import Cell, check
+
+    said = [check(Cell("none", "normal", 0.003), 11, number) for number in range(4, 54, 5)]
+    assert {one.family for one in said} == {"uneven"}
+    assert not any(one.accused for one in said)

@@ -8,12 +8,12 @@ from itertools import combinations
 
 import pytest
 
-from collbench.judge.diagnose import Kind
+from collbench.judge.diagnose import Diagnosis, Kind
 from collbench.judge.diagnose.verdict import Cause
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
 from tests.builders import gpus, paths
-from tests.judge.checked import Members, faults, h200, run_on
+from tests.judge.checked import HOST, Members, faults, h200, run_on
 
 # Eight GPUs: two below each switch, two switches on each socket.
 FULL = 26.0
@@ -149,6 +149,65 @@ def test_a_socket_with_one_gpu_has_a_link_to_the_other_socket_too(way: Members) 
     links = tuple(replace(path, theory_gbs=31.5) for path in paths(4, "SYS", but))
     (verdict,) = faults(run_on(gpus(4, "NVIDIA A40"), links, rate, slot=(4, 16)))
     assert of(verdict.cause) == ("sockets", (0, 1, 2, 3))
+
+
+def alone_at_its_socket(capacity: Mapping[str, float], bound: bool) -> Run:
+    """Return a run on GPU0 to GPU2 below a switch and GPU3 at the other socket; memory lies at the first if not bound.
+
+    Copies between sockets reach 0.85 of a slot, those of GPU3 with the memory of the first socket 0.65.
+    """
+
+    def least(*elements: str) -> float:
+        return min(capacity.get(element, FULL) for element in elements)
+
+    def rate(work: Work, members: Members) -> float:
+        if work.variant is Variant.STAGED:
+            return min(rate(HOST[1], members[:1]), rate(HOST[0], members[1:]))
+        ends = least(*(f"slot {gpu}" for gpu in members))
+        if work.variant is Variant.HOST:
+            far = members == (3,) and not bound
+            return min(ends, least("sockets"), 0.65 * FULL) if far else ends
+        across = min(ends, least("sockets"), 0.85 * FULL) if 3 in members else ends
+        return (0.8 if work.operation.is_collective else 1.0) * across
+
+    devices = [replace(device, numa_node=int(at == 3)) for at, device in enumerate(gpus(4, "NVIDIA A40"))]
+    below = dict.fromkeys(((0, 1), (0, 2), (1, 2)), "PIX")
+    links = tuple(replace(path, theory_gbs=31.5) for path in paths(4, "SYS", below))
+    run = run_on(devices, links, rate, slot=(4, 16))
+    near: dict[Members, int | None] = {(gpu,): int(gpu == 3) if bound else None for gpu in range(4)}
+    points = ((found, found.point) for found in run.measurements)
+    measurements = [
+        replace(found, point=replace(at, numa_node=near[at.members])) if at.variant is Variant.HOST else found
+        for found, at in points
+    ]
+    return replace(run, measurements=measurements)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "bound", "causes"),
+    [
+        ({}, False, []),
+        ({"slot 3": 0.7 * FULL}, False, []),  # as slow as memory of another socket may be
+        ({"slot 3": 0.7 * FULL}, True, [("gpu", (3,))]),
+        ({"slot 1": 0.7 * FULL}, False, [("gpu", (1,))]),
+        ({"slot 1": 0.7 * FULL}, True, [("gpu", (1,))]),
+        ({"slot 3": 0.4 * FULL}, False, ["either"]),
+        ({"sockets": 0.4 * FULL}, False, ["either"]),
+        ({"slot 3": 0.4 * FULL}, True, [("gpu", (3,))]),
+    ],
+)
+def test_where_memory_lies_decides_what_copies_with_it_tell(
+    capacity: dict[str, float], bound: bool, causes: list[object]
+) -> None:
+    run = alone_at_its_socket(capacity, bound)
+    found = [verdict.cause for verdict in faults(run)]
+    assert ["either" if cause.either else of(cause) for cause in found] == causes
+    for cause in found:
+        if cause.either:
+            both = {part for parts in cause.either for part in map(of, parts)}
+            assert both == {("gpu", (3,)), ("sockets", (0, 1, 2, 3))}
+    if not bound and not causes:
+        assert Diagnosis(run).left_open.startswith("GPU3 copies with host memory at 16.9 GB/s")
 
 
 def test_all_links_between_four_numa_nodes_are_one_verdict_beside_a_slow_slot() -> None:

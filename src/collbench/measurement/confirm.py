@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from collbench.judge.diagnose import Diagnosis, Kind, Severity, Verdict, judge
+from collbench.judge.diagnose import Diagnosis, Kind, Severity, Verdict
 from collbench.judge.diagnose.readings import STAGED, Reading, read
 from collbench.judge.point_noise import note_noise
 from collbench.measurement.backends.protocol import Backend
@@ -49,12 +49,15 @@ def confirm(
         isolated.through_host(diagnosis, say)
         diagnosis = Diagnosis(run)
     while True:  # what is accused because of fresh trials of others is measured again, too
-        verdicts = diagnosis.verdicts
-        if not checked and any(v.kind is Kind.CONTENTION and not v.by_other_processes for v in verdicts):
+        found = diagnosis.verdicts
+        if not checked and any(v.kind is Kind.CONTENTION and not v.by_other_processes for v in found):
             paths = {frozenset(path.devices): path for path in run.paths}
             run.interference_checks[:], _seconds = check_interference(backend, plan, paths, rng, trials=_TRIALS)
-            checked, verdicts = True, judge(run)
-        pairs = list(dict.fromkeys(pair for verdict in verdicts for pair in _unconfirmed(run, verdict, again)))
+            diagnosis, checked = Diagnosis(run), True
+        accused = (pair for verdict in diagnosis.verdicts for pair in _unconfirmed(run, verdict, again))
+        # Few trials of a noisy pair accuse nobody, however slow it is.
+        open_ones = [pair for pair in diagnosis.suspects if pair not in again][:_MAX_PAIRS]
+        pairs = list(dict.fromkeys([*accused, *open_ones]))
         if not pairs:
             return
         again.update(pairs)

@@ -40,8 +40,9 @@ __all__ = ["Coverage", "Diagnosis", "Kind", "NotDone", "Severity", "Verdict", "j
 
 # docs/method/verdicts.md 2: healthy paths over PCIe reach 0.54 (between sockets) to 0.84 in the shipped machines.
 _FAR_BELOW = 0.5
-# What lies so far below its like is said although noise, or where memory lies, may be the reason.
-_UNLIKE = 0.85
+# What lies so far below its like is measured again, or else said, although noise, or where memory lies, may be the
+# reason.
+_SUSPECT, _UNLIKE = 0.9, 0.85
 # What a pair without any work lacks, if nothing was requested.
 _FIRST = Work(Operation.CE_WRITE)
 
@@ -141,8 +142,7 @@ def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> s
     Trials that vary much leave open whether a pair is slow; and copies with host memory whether a slot is, or memory
     lies at another socket.
     """
-    copies = (reading for label in rates for reading in rates[label] if reading.work.operation.is_copy)
-    for alike in grouped(((reading.label, likeness(facts, reading.members)), reading) for reading in copies).values():
+    for alike in _copies_alike(facts, rates):
         if far := _far_from_median(alike):
             low, usual = far
             rates_of = f"{figure(low.gbs)} GB/s where {low.label} links reach {figure(usual)}"
@@ -157,6 +157,22 @@ def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> s
                 why = "its slot is slow, or that memory is at another socket"
                 return f"{gpu} copies with host memory at {rates_of}: {why}"
     return ""
+
+
+def suspects(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> list[Pair]:
+    """Return the pairs far below their like without a verdict, the slowest first: more trials may tell why."""
+    shares = [
+        (reading.gbs / median(other.gbs for other in alike), (min(reading.members), max(reading.members)))
+        for alike in _copies_alike(facts, rates)
+        for reading in alike
+    ]
+    return list(dict.fromkeys(pair for share, pair in sorted(shares) if share < _SUSPECT))
+
+
+def _copies_alike(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> Iterable[list[Reading]]:
+    """Return the copies among what shows the rates of links, those together that should be equal."""
+    copies = (reading for label in rates for reading in rates[label] if reading.work.operation.is_copy)
+    return grouped(((reading.label, likeness(facts, reading.members)), reading) for reading in copies).values()
 
 
 def _far_from_median(alike: Sequence[Reading]) -> tuple[Reading, float] | None:
@@ -345,6 +361,11 @@ class Diagnosis:
     def far_below(self) -> dict[str, float]:
         """The labels of which all these links reach less than half of theory, with the most that one reaches."""
         return far_below_theory(self.facts, self.rates)
+
+    @property
+    def suspects(self) -> list[Pair]:
+        """The pairs far below their like without a verdict, the slowest first."""
+        return suspects(self.facts, self.rates)
 
     @cached_property
     def left_open(self) -> str:

@@ -167,14 +167,17 @@ def blames(
         if ours and ours == alike and len(both_ways(ours)) > 2:
             groups.append(together(facts, ours, everything=True))
             continue
+        alone = frozenset[Link]()  # slow by what no other pair crosses
         for with_nccl in (False, True) if rates and ours else ():
             if ours and with_nccl <= collective:
                 # In their order: a link that crosses two is certainly slow because of the first.
                 for element in blamed(facts, over_nvlink=over_nvlink, collective=with_nccl):
                     if element.shared and ours & element.links:
                         groups.append(on_element(facts, element, ours & element.links))
-                        ours -= element.links
-        groups += _grouped(facts, ours, alike)
+                    elif not element.shared:
+                        alone |= ours & element.links
+                    ours -= element.links
+        groups += _grouped(facts, ours | alone, alike)
     return tuple(groups)
 
 

@@ -29,6 +29,8 @@ from collbench.model.units import STAGED_FASTER, grouped
 
 Values = NDArray[np.float64]
 STAGED_GAP = math.log(STAGED_FASTER)
+# Copies to the memory of another socket reach two thirds of the rate of those to the own one [nvlink-pairs-2x2].
+REMOTE_GAP = -math.log(0.6)
 OUT_OF_GPU = (Operation.D2H_CE, Operation.D2H_SM)
 # Links of one kind differ by so much without a fault, and copies to host memory by the socket on which it lies.
 _UNLIKE, _HOSTS_UNLIKE = 0.015, 0.05
@@ -115,12 +117,15 @@ class Element:
 
     def slows(self, host: Reading) -> bool:
         """Return whether a copy between a GPU and host memory crosses it."""
-        return host.members[0] in (self.out if host.work.operation in OUT_OF_GPU else self.into)
+        near = self.part is Part.SOCKETS and _near(host)
+        return not near and host.members[0] in (self.out if host.work.operation in OUT_OF_GPU else self.into)
 
     def crossed_by(self, seen: _Seen) -> bool:
         """Return whether what was timed crosses it."""
         if seen.kind == _PLAIN:
             return not self.links.isdisjoint(seen.links)
+        if seen.near and self.part is Part.SOCKETS:
+            return False
         return seen.sender in self.out or seen.receiver in self.into
 
 
@@ -128,7 +133,10 @@ _PLAIN, _HOST, _STAGED = range(3)
 
 
 class _Seen(NamedTuple):
-    """How far a link's copies, or those with host memory, lie `below` (≤ 0, a log) what is `typical` of their kind."""
+    """How far a link's copies, or those with host memory, lie `below` (≤ 0, a log) what is `typical` of their kind.
+
+    `near`: with memory that was bound to the nearest node.
+    """
 
     kind: int
     links: frozenset[Link]
@@ -137,6 +145,7 @@ class _Seen(NamedTuple):
     below: float
     typical: float
     error: float
+    near: bool = False
 
 
 def likeness(facts: Facts, members: Sequence[int]) -> tuple[object, ...]:
@@ -241,16 +250,21 @@ def _undecided(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:
     both = [*either[0], *either[1]]
     devices = tuple(sorted({device for element in both for device in element.devices}))
     links = frozenset[Link]().union(*(element.links for element in both))
-    yield Element(Part.EITHER, devices, links, either=either)
+    out, into = (frozenset[int]().union(*hosts) for hosts in zip(*((one.out, one.into) for one in both), strict=True))
+    yield Element(Part.EITHER, devices, links, out, into, either)
 
 
 def _distinct(candidates: Iterable[Element], seen: Sequence[_Seen]) -> list[Element]:
-    """Return the candidates that something slow crosses; of those that the same things cross the narrowest, first."""
+    """Return the candidates that something slow crosses; of those that the same things cross the narrowest, first.
+
+    The link to the socket on which memory may lie stays beside the slot of a GPU that is alone on its own.
+    """
     found: dict[tuple[bool, ...], Element] = {}
     for element in candidates:
         crossing = tuple(element.crossed_by(reading) for reading in seen)
         if any(crosses and _slow(reading) for crosses, reading in zip(crossing, seen, strict=True)):
-            found.setdefault(crossing, element)
+            to_memory = element.part is Part.SOCKETS and bool(element.out or element.into)
+            found.setdefault((*crossing, to_memory), element)
     return list(found.values())
 
 
@@ -302,16 +316,20 @@ def _seen(facts: Facts, *, over_nvlink: bool, collective: bool) -> Iterator[_See
     if not over_nvlink and not collective:
         groups += [(_HOST, hosts) for hosts in with_host_memory(facts)]
     below = grouped(
-        ((kind, _crossed(kind, reading)), (reading.middle, typical, reading.error))
+        ((kind, _crossed(kind, reading), _near(reading)), (reading.middle, typical, reading.error))
         for kind, group in groups
         for reading, typical in _typical(facts, group, staged if kind == _PLAIN else {})
     )
-    for (kind, crossed), values in below.items():
+    for (kind, crossed, near), values in below.items():
         middles, typicals, errors = zip(*values, strict=True)
         unlike = _UNLIKE if kind == _PLAIN else _HOSTS_UNLIKE
         error = math.hypot(math.hypot(*errors) / len(errors), unlike)
         typical = fmean(typicals)
-        yield _Seen(kind, *crossed, min(0.0, fmean(middles) - typical), typical, error)
+        yield _Seen(kind, *crossed, min(0.0, fmean(middles) - typical), typical, error, near)
+
+
+def _near(reading: Reading) -> bool:
+    return reading.work.numa_node is not None
 
 
 _Crossed = tuple[frozenset[Link], int | None, int | None]
@@ -336,6 +354,15 @@ def with_host_memory(facts: Facts) -> Iterator[list[Reading]]:
     yield from (list(of_gpus.values()) for of_gpus in best.values())
 
 
+def sockets_of(facts: Facts, reading: Reading) -> tuple[int | None, ...]:
+    """Return the sockets of its GPUs, if it is unknown on which of several the memory lies through which they copy."""
+    by_host = reading.work.variant in (Variant.HOST, Variant.STAGED)
+    sockets = [device.numa_node for device in facts.run.devices]
+    if not by_host or reading.work.numa_node is not None or len({*sockets}) < 2:
+        return ()
+    return tuple(sorted((sockets[member] for member in reading.members), key=str))
+
+
 def _tells(facts: Facts, reading: Reading, *, over_nvlink: bool) -> bool:
     """Return whether a reading on a pair shows its label's links, undisturbed."""
     if len(reading.members) != 2 or is_nvlink(reading.label) is not over_nvlink:
@@ -347,16 +374,22 @@ def _tells(facts: Facts, reading: Reading, *, over_nvlink: bool) -> bool:
 def _typical(
     facts: Facts, group: Sequence[Reading], staged: Mapping[tuple[int, ...], Reading]
 ) -> Iterator[tuple[Reading, float]]:
-    """Yield a work's readings, each with what the best of its label and products reach, or staging if that is more."""
-    alike: dict[object, list[Reading]] = defaultdict(list)
+    """Yield a work's readings, each with what the best of its label and products reach, or staging if that is more.
+
+    Copies with memory of an unknown socket are compared with those of GPUs on the same one: others may be nearer to it.
+    """
+    alike: dict[tuple[object, object], list[Reading]] = defaultdict(list)
     for reading in group:
         through_host = reading.work.variant is Variant.STAGED
         like = likeness(facts, reading.members)
         path = facts.paths.get(frozenset(reading.members)) if through_host else None
         label = path.in_tree if path else reading.label
-        alike[like[:-1] if through_host else like, label].append(reading)
-    for readings in alike.values():
-        typical = median(reading.middle for reading in facts.readings.tied(readings))
+        alike[(like[:-1] if through_host else like, label), sockets_of(facts, reading)].append(reading)
+    typicals = {key: median(one.middle for one in facts.readings.tied(readings)) for key, readings in alike.items()}
+    best = {like: max(typicals[key] for key in keys) for like, keys in grouped((key[0], key) for key in alike).items()}
+    for key, readings in alike.items():
+        with_memory = any(len(reading.members) == 1 for reading in readings)
+        typical = max(typicals[key], best[key[0]] - REMOTE_GAP) if with_memory else typicals[key]
         for reading in readings:
             through = staged.get(reading.members)
             faster = through is not None and through.middle - max(typical, reading.middle) > STAGED_GAP
@@ -399,8 +432,16 @@ def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
         islands = chained([*joined, *((gpu,) for gpu in alone)])
         return sorted((frozenset(island) for island in islands), key=sorted)
 
-    def element(part: Part, devices: Iterable[int], crossing: Iterable[Link]) -> Element:
-        return Element(part, tuple(sorted(devices)), frozenset(crossing))
+    nobody = frozenset[int]()
+
+    def element(
+        part: Part,
+        devices: Iterable[int],
+        crossing: Iterable[Link],
+        out: frozenset[int] = nobody,
+        into: frozenset[int] = nobody,
+    ) -> Element:
+        return Element(part, tuple(sorted(devices)), frozenset(crossing), out, into)
 
     for labels in _BELOW:
         part = Part.ROOT if "PHB" in labels else Part.UPLINK
@@ -412,6 +453,7 @@ def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
             yield Element(part, devices, up, out=group)
             yield Element(part, devices, down, into=group)
     sockets = groups(_IN_SOCKET, alone=range(len(facts.run.devices)))
+    by_memory = any(sockets_of(facts, reading) for reading in facts.readings.points)
     across = [link for link in links if tree.get(frozenset(link)) == "SYS"]
     inside = [link for link in links if tree.get(frozenset(link)) in ("PHB", "NODE")]
     for socket in sockets:
@@ -421,5 +463,9 @@ def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
         if min(first) < min(other):
             yield element(Part.SOCKETS, first | other, both_ways(between))
         yield element(Part.SOCKETS, first | other, between)
+        if by_memory:  # which lies on the other one, or on this one
+            yield element(Part.SOCKETS, first | other, both_ways(between), out=first, into=first)
+            yield element(Part.SOCKETS, first | other, between, out=first)
+            yield element(Part.SOCKETS, first | other, between, into=other)
     for part, crossing in ((Part.SOCKETS, across), (Part.FORWARDING, inside), (Part.FORWARDING, [*inside, *across])):
         yield element(part, {member for link in crossing for member in link}, crossing)

@@ -23,11 +23,13 @@ from collbench.judge.diagnose.blame import (
 )
 from collbench.judge.diagnose.collectives import by_setting, nccl_path
 from collbench.judge.diagnose.elements import (
+    REMOTE_GAP,
     STAGED_GAP,
     Part,
     blamed,
     cause_of,
     likeness,
+    sockets_of,
     with_host_memory,
 )
 from collbench.judge.diagnose.limits import excluded_links, limits
@@ -55,8 +57,6 @@ from collbench.model.units import figure, grouped
 
 # docs/method/verdicts.md 5: 10%, as a difference of log bandwidth.
 _ONE_WAY = -math.log(0.9)
-# Copies to the memory of another socket reach two thirds of the rate of those to the own one [nvlink-pairs-2x2].
-_REMOTE = -math.log(0.6)
 # The most that copies through host memory reach of their slots' theoretical rate [nccl#814: 22 of 31.5 GB/s].
 _MAX_STAGED = 0.70
 # With fewer trials of healthy peers, those of other labels and works tell what noise is like.
@@ -136,27 +136,30 @@ def outliers(facts: Facts) -> Iterator[Verdict]:
 def below_elements(facts: Facts) -> Iterator[Verdict]:
     """Yield the elements shared by links below which copies with host memory are slower than others' by a third.
 
-    Labels imply no rate of a link between switches: if all links across are slow, only these copies show it.
+    Labels imply no rate of a link between switches: if all links across are slow, only these copies show it. Those of
+    another socket need two thirds if it is unknown on which one memory lies.
     """
-    sockets = {device.numa_node for device in facts.run.devices}
-    slow = [
-        gap
-        for hosts in with_host_memory(facts)
-        for each in _peers(facts, hosts)
-        for gap in each.gaps(each.deviations)
-        if gap.gap - facts.readings.z * gap.error
-        > (_REMOTE if gap.reading.work.numa_node is None and len(sockets) > 1 else STAGED_GAP)
-    ]
+    slow = [gap for hosts in with_host_memory(facts) for gap in _slow_with_host(facts, hosts)]
+    sure = frozenset[Link]()  # what crosses a surer element is another verdict's
     for element in blamed(facts, over_nvlink=False, collective=False) if slow else ():
+        links, sure = element.links - sure or element.links, sure | element.links
         ours = [gap for gap in slow if element.slows(gap.reading)]
         if not ours or not element.shared:
             continue
         worst, works = max(ours, key=lambda gap: gap.gap), names(gap.reading.work for gap in ours)
-        blame, likely = on_element(facts, element, element.links), element.cause(facts.run)
+        blame, likely = on_element(facts, element, links), element.cause(facts.run)
         gaps = [gap for gap in ours if gap.reading.work.operation is worst.reading.work.operation]
         normal = median(gap.normal for gap in gaps)
         text = f"{_below(facts, gaps, normal)} below the {figure(normal)} GB/s of the best PCIe links ({works})"
         yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, gaps, text, likely)
+
+
+def _slow_with_host(facts: Facts, hosts: Sequence[Reading]) -> Iterator[Gap]:
+    by_socket = grouped((sockets_of(facts, reading), reading) for reading in hosts)
+    groups = [(STAGED_GAP, readings) for readings in by_socket.values()]
+    for threshold, readings in (*groups, (REMOTE_GAP, hosts)) if len(by_socket) > 1 else groups:
+        gaps = (gap for each in _peers(facts, readings) for gap in each.gaps(each.deviations))
+        yield from (gap for gap in gaps if gap.gap - facts.readings.z * gap.error > threshold)
 
 
 def staging(facts: Facts) -> Iterator[Verdict]:
