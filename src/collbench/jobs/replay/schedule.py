@@ -6,14 +6,16 @@ members disagree, calls that would wait for each other forever.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from statistics import fmean, median
+from statistics import fmean
 
-from collbench.jobs.calls import common, pauses_of, step_seconds
-from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, PointToPoint, check_sent_again
+from collbench.jobs.calls import common, matched, pauses_of, step_seconds
+from collbench.jobs.job import Call, Job, JobRank, Phase, PointToPoint, check_sent_again
+from collbench.jobs.repeats import medians
 from collbench.jobs.replay.results import ReplayedCall
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
@@ -170,7 +172,7 @@ def schedule_of(job: Job, ranks: int | None = None) -> Schedule:
         for rank, own in enumerate(units)
     )
     same = wanted == job.world_size
-    recorded = _recorded(meetings, units, phases) if same else [None] * len(meetings)
+    recorded = _recorded(job, meetings, units) if same else [None] * len(meetings)
     kinds, which = _kinds(meetings, scheduled, recorded)
     totals = [[recorded[unit.meeting] for unit in own] for own in scheduled]
     known = all(seconds is not None for own in totals for seconds in own)
@@ -451,36 +453,14 @@ def _kinds(
     return tuple(kinds), tuple(order.index(key) for key in keys)
 
 
-def _recorded(
-    meetings: Iterable[Sequence[_UnitKey]], units: Sequence[Sequence[Unit]], phases: Sequence[Phase]
-) -> list[float | None]:
-    """Return the seconds of each meeting in the job, on the rank that waited least; None if GPU times are unknown.
-
-    They are exact from repetitions that every rank kept whole, an upper bound from medians.
-    """
-    kept = [{sample.repetition: sample.gpu for sample in phase.samples if sample.gpu} for phase in phases]
-    common = sorted(set.intersection(*map(set, kept))) if kept else []
-
-    def sampled(key: _UnitKey, repetition: int) -> float | None:
-        rank, number = key
-        times = [kept[rank][repetition][at] for at in units[rank][number].positions]
-        return max(times) if min(times) > 0 else None
-
-    def summed(key: _UnitKey) -> float | None:
-        rank, number = key
-        medians = [phases[rank].positions[at].gpu for at in units[rank][number].positions]
-        known = [spent for spent in medians if spent is not None]
-        return max(known) if len(known) == len(medians) else None
-
-    def least(times: Iterable[float | None]) -> float | None:
-        known = list(times)
-        return None if None in known else min(time for time in known if time is not None)
-
-    seconds: list[float | None] = []
-    for meeting in meetings:
-        each = [least(sampled(key, repetition) for key in meeting) for repetition in common]
-        known = [spent for spent in each if spent is not None] or [
-            spent for spent in [least(map(summed, meeting))] if spent is not None
-        ]
-        seconds.append(median(known) * MICRO if known else None)
-    return seconds
+def _recorded(job: Job, meetings: Iterable[Sequence[_UnitKey]], units: Sequence[Sequence[Unit]]) -> list[float | None]:
+    """Return the seconds of each meeting's transfer, as the job's page has them; None if unknown, as of messages."""
+    usual: dict[tuple[int, int], float] = {}
+    for group in matched(job):
+        for rank, places in zip(group.ranks, group.places, strict=True) if group.whole else ():
+            seconds = medians(group.moving, 0).tolist()
+            usual |= {(rank, at): spent for at, spent in zip(places.tolist(), seconds, strict=True)}
+    spent = [
+        max(usual.get((rank, at), math.nan) for at in units[rank][number].positions) for (rank, number), *_ in meetings
+    ]
+    return [seconds if math.isfinite(seconds) else None for seconds in spent]
