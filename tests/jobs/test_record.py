@@ -253,9 +253,6 @@ TORCHRUN = str(Path(sys.executable).with_name("torchrun"))  # also where no envi
 ONE_LINE = {
     "another plugin": ((), ("true",), {"NCCL_PROFILER_PLUGIN": "inspector"}, "collbench import", 2),
     "no program": ((), ("no-such-program",), {}, "program 'no-such-program' does not exist", 2),
-    "no script": ((), ("python3", "-u", "gone.py", "x"), {}, "cannot record script 'gone.py': No such file", 2),
-    "no script of torchrun": ((), (TORCHRUN, "--nproc-per-node", "2", "gone.py"), {}, "script 'gone.py': No such", 2),
-    "no script of its module": ((), ("python3", "-m", "torch.distributed.run", "gone.py"), {}, "'gone.py': No such", 2),
     "a program's own words": ((), ("echo", "gone.py"), {}, "no NCCL loaded the plugin", 2),
     "a module's own words": ((), ("python3", "-m", "this", "gone.py"), {}, "no NCCL loaded the plugin", 2),
     "no command": ((), (), {}, "no command to record", 2),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import collbench
-from collbench import untrusted
 from collbench.ablations import ended_with_us
 from collbench.jobs.marks import FOLDER, STEP_RANGE
 from collbench.model.errors import MachineError, UsageError
@@ -77,31 +74,10 @@ def environment(
 
 
 def check(command: Sequence[str]) -> None:
-    """Raise UsageError if the job's program or its Python script is missing, before creating anything for it."""
+    """Raise UsageError if the job's program is missing, before creating anything for it."""
     if shutil.which(command[0]) is None:
         why = f"cannot be executed: chmod +x {command[0]}" if Path(command[0]).is_file() else "does not exist"
         raise UsageError(f"program '{one_line(command[0])}' {why}: check its path")
-    if script := _script(command):
-        try:
-            Path(script).stat()
-        except OSError as error:
-            missing = untrusted.unread(Path(script), error)
-            raise UsageError(f"cannot record script '{one_line(script)}': {missing}") from error
-
-
-_PYTHON = re.compile(r"python[\d.]*")
-_TORCHRUN = ("-m", "torch.distributed.run")
-
-
-def _script(command: Sequence[str]) -> str:
-    """Return the script that Python or torchrun itself is to run; "" where none is known, as in -m MODULE."""
-    words, python = list(command[1:]), bool(_PYTHON.fullmatch(Path(command[0]).name))
-    if Path(command[0]).name == "torchrun" or (python and tuple(words[:2]) == _TORCHRUN):
-        words = words[2:] if python else words
-        before = itertools.takewhile(lambda word: word not in ("-m", "--module", "--no-python"), words)
-        return next((word for word in before if word.endswith(".py") and not word.startswith("-")), "")
-    first = next((word for word in words if not word.startswith("-") or word in ("-m", "-c", "-W", "-X")), "")
-    return first if python and first.endswith(".py") else ""
 
 
 @contextmanager
