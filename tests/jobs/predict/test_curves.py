@@ -29,17 +29,16 @@ def test_a_growing_curve_passes_through_its_points(where: list[int], data: st.Da
         assert curve(size) == pytest.approx(seconds, rel=1e-6)
 
 
-def test_where_noise_made_more_bytes_faster_both_have_their_mean() -> None:
-    """The geometric one, as all is in logs: 2 and 8 µs give 4."""
+def test_where_noise_made_more_bytes_faster_they_take_as_long_as_fewer() -> None:
     curve = Curve({8: 1e-6, 64: 8e-6, 512: 2e-6, 4096: 16e-6})
-    assert [curve(64), curve(512)] == pytest.approx([4e-6, 4e-6])
+    assert [curve(64), curve(512)] == pytest.approx([8e-6, 8e-6])
 
 
-def test_beyond_the_measured_sizes_a_line_of_latency_and_bandwidth_goes_on() -> None:
+def test_beyond_the_measured_sizes_latency_and_bandwidth_go_on() -> None:
     """5 µs and 100 GB/s: 4 GiB take 42.9 ms, and one byte 5 µs."""
     curve = Curve({size: 5e-6 + size / 100e9 for size in (1024, 2**16, MIB, 2**26, 2**30)})
     assert curve(2**32) == pytest.approx(5e-6 + 2**32 / 100e9, rel=1e-3)
-    assert curve(1) == pytest.approx(5e-6, rel=1e-3)
+    assert curve(1) == pytest.approx(5e-6, rel=0.01)
 
 
 def test_between_sizes_a_recorded_curve_is_met() -> None:
@@ -48,15 +47,15 @@ def test_between_sizes_a_recorded_curve_is_met() -> None:
     assert curve(8 * MIB) == pytest.approx(48.6e-6, rel=0.05)
 
 
-def test_one_size_is_taken_as_bandwidth() -> None:
+def test_one_size_is_taken_as_bandwidth_and_as_latency() -> None:
     curve = Curve({MIB: 1e-3})
-    assert [curve(MIB), curve(2 * MIB), curve(MIB // 2)] == pytest.approx([1e-3, 2e-3, 0.5e-3])
+    assert [curve(MIB), curve(2 * MIB), curve(MIB // 2)] == pytest.approx([1e-3, 2e-3, 1e-3])
 
 
 def test_small_sizes_alone_say_nothing_of_large_ones() -> None:
     """They show no growth: larger messages are then taken as proportional, not as free."""
     curve = Curve({8: 5e-6, 64: 5e-6})
-    assert curve(2**30) >= 5e-6 * 2**30 / 64 * 0.99
+    assert curve(2**9) == pytest.approx(8 * 5e-6)
 
 
 def test_nothing_takes_no_time() -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collbench.choose.fitness import left_out
 from collbench.judge.registration import ordinary
@@ -23,8 +22,7 @@ from collbench.model.units import amount, format_message_size, format_size, size
 # long for equal bus bytes.
 _SENT = Operation.ALLGATHER, Operation.REDUCESCATTER, Operation.ALLREDUCE
 INSTEAD = {operation: tuple(dict.fromkeys((operation, *_SENT))) for operation in _SENT}
-# How many times smaller or larger than every measured size a message may be: within this factor a line of latency and
-# bandwidth gives its time.
+# How many times smaller or larger than every measured size a message may be.
 _BEYOND = 8
 # Sets are ordered by their all-reduce of this size, DDP's bucket.
 _RANKED_BYTES = 25 * 2**20
@@ -172,51 +170,25 @@ def _settings(run: Run) -> dict[str, str]:
 
 # Times over message sizes, from a few measured ones (docs/method/predicting.md 1).
 
-_Array = NDArray[np.float64]
-_FLAT = 1e-18  # seconds a byte: 1e9 GB/s, more than anything carries
-
 
 class Curve:
     """Seconds of one operation on one set of devices, by message size in bytes: never less for more bytes.
 
-    Between measured sizes a monotone cubic in log size and log time; beyond them the line α + size/β that is nearest to
-    all points, moved to meet the outermost one. Where noise made a larger message faster, both have their mean.
+    A straight line between measured sizes, as latency and bandwidth have it. Beyond them a smaller message takes as
+    long as the smallest one, and a larger one longer than the largest by what the bytes between these two took.
     """
 
     def __init__(self, points: Mapping[int, float]) -> None:
         """Take seconds by size in bytes, at least one of them, all positive."""
-        from scipy.interpolate import PchipInterpolator  # late: it takes long to load
-        from scipy.optimize import isotonic_regression
-
         self.sizes = tuple(sorted(points))
-        sizes = np.array(self.sizes, dtype=float)
-        logs = np.log([points[size] for size in self.sizes])
-        self._logs: _Array = np.asarray(isotonic_regression(logs).x, dtype=float)
-        self._line = _least_squares(sizes, np.exp(self._logs))
-        self._between = PchipInterpolator(np.log(sizes), self._logs) if len(sizes) > 1 else None
+        self._seconds = np.maximum.accumulate([points[size] for size in self.sizes])
+        first, last = self.sizes[0], self.sizes[-1]
+        rise = self._seconds[-1] - self._seconds[0]
+        self._per_byte = rise / (last - first) if rise else self._seconds[-1] / last
 
     def __call__(self, size_bytes: float) -> float:
         """Return the seconds of a message; 0 of nothing."""
         if size_bytes <= 0:
             return 0.0
-        first, last = self.sizes[0], self.sizes[-1]
-        if first <= size_bytes <= last and self._between is not None:
-            return float(np.exp(self._between(np.log(size_bytes))))
-        nearest, index = (first, 0) if size_bytes < first else (last, -1)
-        alpha, beta = self._line
-        moved = (alpha + beta * size_bytes) / (alpha + beta * nearest)
-        return float(np.exp(self._logs[index])) * moved
-
-
-def _least_squares(sizes: _Array, times: _Array) -> tuple[float, float]:
-    """Return α in seconds and 1/β in seconds a byte, both ≥ 0, that come nearest to all points in relative terms.
-
-    If the points show no growth, or there is only one, the time is taken as proportional to the size.
-    """
-    if len(sizes) > 1:
-        from scipy.optimize import nnls
-
-        (alpha, beta), _ = nnls(np.column_stack([1 / times, sizes / sizes[-1] / times]), np.ones(len(sizes)))
-        if beta / sizes[-1] > _FLAT:
-            return float(alpha), float(beta / sizes[-1])
-    return 0.0, float(times[-1] / sizes[-1])
+        beyond = max(0.0, size_bytes - self.sizes[-1]) * self._per_byte
+        return float(np.interp(size_bytes, self.sizes, self._seconds) + beyond)

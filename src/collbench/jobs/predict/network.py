@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from math import comb
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from collbench.api import keywords
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Members, Run
-from collbench.model.units import DELTA, abridged
+from collbench.model.units import abridged
 
 if TYPE_CHECKING:
     from collbench.jobs.predict.links import Links, NoEvidence
@@ -94,8 +93,7 @@ class Step:
 class Case:
     """A step on the fastest and the slowest measured set of k devices; seconds of its messages one after the other.
 
-    `worst` is None where only one set was measured. Of `sets` of so many devices, `measured` were; with `near` others
-    these messages take at most 2% longer than on the fastest.
+    `worst` is None where only one set was measured. Of `sets` of so many devices, `measured` were.
     """
 
     gpus: int
@@ -105,7 +103,6 @@ class Case:
     worst_seconds: float | None = None
     measured: int = 1
     sets: int = 1
-    near: int = 0
 
     @property
     def longer(self) -> Span | None:
@@ -140,17 +137,6 @@ def seconds_of(links: Links, step: Step, members: Members) -> tuple[float, tuple
     return sum(price.seconds * count for price, count in prices), tuple(assumed)
 
 
-def _near(links: Links, step: Step, members: Iterable[Members], seconds: float) -> int:
-    """Return how many of these sets take so many seconds at most; sets with an unmeasured size do not count."""
-    from collbench.jobs.predict.links import NoEvidence  # late: numpy and scipy
-
-    found = 0
-    for devices in members:
-        with suppress(NoEvidence):
-            found += seconds_of(links, step, devices)[0] <= seconds
-    return found
-
-
 def predict_step(links: Links, step: Step, gpus: tuple[int, ...] | None = None) -> Prediction:
     """Return what a step's messages take on the fastest and the slowest measured set of so many devices.
 
@@ -173,13 +159,12 @@ def predict_step(links: Links, step: Step, gpus: tuple[int, ...] | None = None) 
             slowest = others[-1] if others else None
             best, of_best = seconds_of(links, step, fastest)
             worst, of_worst = (None, ()) if slowest is None else seconds_of(links, step, slowest)
-            near = _near(links, step, others, (1 + DELTA) * best)
         except NoEvidence as error:
             refused[k] = error
             if gpus is not None:
                 raise
             continue
-        cases.append(Case(k, fastest, best, slowest, worst, 1 + len(others), comb(len(links.run.devices), k), near))
+        cases.append(Case(k, fastest, best, slowest, worst, 1 + len(others), comb(len(links.run.devices), k)))
         assumed |= dict.fromkeys((*of_best, *of_worst))
     if not cases:
         raise refused[counts[0]]

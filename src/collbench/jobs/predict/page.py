@@ -48,8 +48,7 @@ def training_page(prediction: Prediction) -> Iterator[Block]:
         )
     for case in prediction.cases:
         worst = f"; worst {tags(case.worst, run.devices)}" if case.worst else ""
-        near = f" (within 2%: {amount(case.near, 'other set')}, of which 'select' may take one)" if case.near else ""
-        lines.append(f"sets      {case.gpus} GPUs: best {tags(case.best, run.devices)}{near}{worst}")
+        lines.append(f"sets      {case.gpus} GPUs: best {tags(case.best, run.devices)}{worst}")
     lines += [f"left out  {gpus} GPUs: {why}" for gpus, why in prediction.unpredicted]
     lines += [f"assumed   {text}" for text in prediction.assumed[:_FEW]]
     layers = "" if step.strategy == "ddp" else f", {step.layers} equal layers"
@@ -121,7 +120,6 @@ def training_json(prediction: Prediction) -> dict[str, Any]:
                 "worst_seconds": case.worst_seconds,
                 "longer_seconds": case.longer,
                 "measured": case.measured,
-                "near": case.near,
                 "sets": case.sets,
             }
             for case in prediction.cases
