@@ -58,7 +58,7 @@ if PLAN["fakes"]:
     examine._ROOM_FOR_TWO = 0  # as on GPUs, both workers start at once
     backend = isolated.IsolatedBackend
     room = {"FAKE_FREE": str(PLAN["room"])}
-    examine.IsolatedBackend = lambda extra, **more: backend(extra={**extra, **room}, **more)
+    examine.IsolatedBackend = lambda extra=None, **more: backend(extra={**(extra or {}), **room}, **more)
 if PLAN["without"]:
     importlib.import_module("collbench.cli.check")._peers_of = lambda *_: (None, "")
 main_thread, steps, inside = threading.current_thread(), [], [False]

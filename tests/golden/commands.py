@@ -235,6 +235,8 @@ COMMANDS = {
     "made-late": "show late.json",
     "made-late-verbose": "show late.json -v",
     "made-small-allreduces": "show small-allreduces.json",
+    "made-small-allreduces-of-eight": "show small-allreduces-of-eight.json",
+    "made-small-allreduces-of-eight-verbose": "show small-allreduces-of-eight.json -v",
     "made-without-windows": "show without-windows.json",
     # Files for other tools.
     "export-csv": "export allreduce-2.json --format csv",

@@ -24,7 +24,10 @@ def test_small_allreduces_take_microseconds_and_show_each_kind_of_memory(tmp_pat
     took = time.monotonic() - began
     assert done.returncode == 0, done.stderr
     assert took < 60
-    answer = json.loads(done.stdout)["answer"]["small_allreduces"]
+    answers = json.loads(done.stdout)["answer"]["small_allreduces"]
+    count = len(json.loads(done.stdout)["devices"])
+    assert [answer["ranks"] for answer in answers] == sorted({*(2**n for n in range(1, count.bit_length())), count})
+    answer = answers[0]
     kinds = {kind.value for kind in Registration if NCCL.version >= kind.oldest_nccl}
     assert {one["registration"] for one in answer["times"]} == kinds
     assert len(answer["times"]) == 14 * len(kinds)  # 128 B to 1 MiB
@@ -40,5 +43,5 @@ def test_small_allreduces_take_microseconds_and_show_each_kind_of_memory(tmp_pat
         text=True,
         check=True,
     )
-    assert shown.stdout.startswith("allreduce 16K on ")
+    assert shown.stdout.startswith("token     80 layers × 2 × 16K ")
     print(shown.stdout)

@@ -20,7 +20,8 @@ def _collbench(
 ) -> tuple[Outcome, dict[str, Any]]:
     command = [sys.executable, *program, *arguments, "--backend", "cuda", "--output", "run.json"]
     environment = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}
-    done = fakes.run(command, environment, gpus=2, memory=4096 * _MIB, free=1290 * _MIB, **settings)
+    machine = {"gpus": 2, "memory": 4096 * _MIB, "free": 1290 * _MIB} | settings
+    done = fakes.run(command, environment, **machine)
     file = tmp_path / "run.json"
     return done, json.loads(file.read_text()) if file.exists() else {}
 
@@ -89,7 +90,7 @@ def test_small_allreduces_leave_out_the_kinds_that_nccl_lacks(
     assert counts == dict.fromkeys(kinds, 1)
     assert {len(latency["ranks"][0]["arrived"]) for latency in run["latencies"]} == {400}
     assert (len(run["latencies"]), run["settings"]["dtype"]) == (len(kinds), "bfloat16")
-    assert done.stdout.startswith("allreduce 128 B on 2 GPUs, µs: ordinary ")
+    assert "2 ranks in a CUDA graph, µs\n" in done.stdout
     lines = [line for line in done.stdout.splitlines() if line.startswith("skipped")]
     assert len(lines) == len(left_out)
     assert all(f"skipped   {reason}" in line for reason, line in zip(left_out, lines, strict=True))
@@ -97,3 +98,17 @@ def test_small_allreduces_leave_out_the_kinds_that_nccl_lacks(
     environment = {"NO_COLOR": "1"}
     shown = fakes.run([sys.executable, "-m", "collbench", "show", "run.json"], environment)
     assert shown.stdout.strip() == done.stdout.partition("\nsaved")[0].strip()
+
+
+def test_small_allreduces_run_on_the_first_2_4_and_all_devices(fakes: Fakes, tmp_path: Path) -> None:
+    machine = {"gpus": 5, "free": (272 + 5 * 512) * _MIB}
+    done, run = _collbench(fakes, tmp_path, "latency", "--collectives", program=("-c", _ONE_SIZE), **machine)
+
+    assert done.code == 0, done.stderr
+    sets = [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
+    assert (run["settings"]["layout"], run["settings"]["sets"]) == ("sets", sets)
+    points = [(one["point"]["members"], one["point"]["registration"]) for one in run["measurements"]]
+    assert sorted(points) == sorted((members, kind) for members in sets for kind in ("none", "buffer", "window"))
+    assert all(one["wrong"] == 0 for one in run["measurements"])
+    launched = [(len(one["ranks"]), len(one["ranks"][0]["left"])) for one in run["latencies"]]
+    assert sorted(launched) == [(2, 400)] * 3 + [(4, 400)] * 3 + [(5, 400)] * 3

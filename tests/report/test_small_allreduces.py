@@ -12,8 +12,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+import collbench
+from collbench.choose.select import evidence
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.registration import published, small_allreduces
+from collbench.judge.stats import summarize
 from collbench.model.operations import Registration
 from collbench.report.text.collectives import small_allreduces_json as as_json
 from collbench.report.text.frame import run_page as page
@@ -24,20 +27,76 @@ ROOT = Path(__file__).parents[2]
 H100 = "NVIDIA H100 80GB HBM3"
 
 
+# What the test makes: microseconds of 16K with two ranks on symmetric and ordinary memory; by how much more ranks take
+# longer (tests.golden.made).
+SYMMETRIC, ORDINARY = 4.69e-6 * 1.002, 6.91e-6 * 1.002
+LONGER = {2: 1, 4: 1.5, 8: 2.5}
+OF_EIGHT = made.MADE_RUNS["small-allreduces-of-eight.json"]
+
+
 @pytest.mark.parametrize("layers", [1, 32])
 def test_a_token_costs_two_allreduces_of_each_layer(layers: int) -> None:
-    seconds = small_allreduces(made.small_allreduces(layers=layers)).token_seconds
-    assert seconds[Registration.WINDOW] == pytest.approx(layers * 2 * 4.69e-6 * 1.002)
+    (found,) = small_allreduces(made.small_allreduces(layers=layers))
+    assert found.token_seconds[Registration.WINDOW] == pytest.approx(layers * 2 * SYMMETRIC)
+
+
+def test_each_number_of_ranks_has_its_own_times_winners_and_published_times() -> None:
+    every = small_allreduces(OF_EIGHT())
+    assert [len(found.members) for found in every] == [*LONGER]
+    for found, (ranks, longer) in zip(every, LONGER.items(), strict=True):
+        assert found.token_seconds[Registration.NONE] == pytest.approx(160 * ORDINARY * longer)
+        for call in found.timed:
+            assert (call.launch_at(50), call.launch_at(99)) == pytest.approx((ranks * 4e-6, 90e-6))
+        assert found.custom is not None
+        assert found.custom.ranks == ranks
+        at_1m = next(winner for winner in found.winners if winner.size_bytes == 2**20)
+        assert (at_1m.fastest == (Registration.WINDOW,)) is (ranks == 8)
+
+
+def test_the_page_has_a_row_for_each_number_of_ranks_within_80_columns() -> None:
+    shown = text(page(Diagnosis(OF_EIGHT())), verbose=False, columns=80)
+    assert max(map(len, shown.splitlines())) <= 80
+    flat = " ".join(shown.split())
+    assert "ms: 2 ranks 0.75, 4 ranks 1.13, 8 ranks 1.88" in flat
+    for ranks in LONGER:
+        assert f"memory {ranks} ranks: symmetric wins from 128 B to 32K, 1.50x at 128 B" in flat
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["8", "ordinary", "17.31", "32.00", "90.00", "2.77"] in rows
+    assert ["vLLM", "0.24.0", "5.58", "-", "-", "0.89"] in rows
+    assert ["1M", "16.03", "tie", "24.05", "tie", "22.54", "symmetric"] in rows
+    assert ["128", "B", "4.04", "symmetric", "6.06", "symmetric", "10.10", "symmetric"] in rows
 
 
 def test_json_says_the_same_and_follows_its_schema() -> None:
     schema = json.loads((ROOT / "docs" / "answer.schema.json").read_text(encoding="utf-8"))
-    answer = json.loads(json.dumps(as_json(made.small_allreduces())))
-    jsonschema.validate(answer, schema["properties"]["small_allreduces"], jsonschema.Draft202012Validator)
-    assert [one["registrations"] for one in answer["fastest"]][:1] == [["window"]]
-    assert answer["token"]["seconds"]["none"] == pytest.approx(160 * 6.91e-6 * 1.002)
-    assert {"size_bytes": 2**14, "seconds": pytest.approx(4.44e-6)} in answer["custom_all_reduce"]["times"]
-    assert as_json(made.small_allreduces(name="NVIDIA A100-SXM4-80GB"))["custom_all_reduce"] is None
+    answers = json.loads(json.dumps(as_json(OF_EIGHT())))
+    jsonschema.validate(answers, schema["properties"]["small_allreduces"], jsonschema.Draft202012Validator)
+    assert [answer["ranks"] for answer in answers] == [*LONGER]
+    assert answers[1]["devices"] == ["GPU0", "GPU1", "GPU2", "GPU3"]
+    for answer in answers:
+        assert answer["fastest"][0]["registrations"] == ["window"]
+        assert answer["token"]["seconds"]["none"] == pytest.approx(160 * ORDINARY * LONGER[answer["ranks"]])
+        assert answer["custom_all_reduce"]["ranks"] == answer["ranks"]
+    assert {"size_bytes": 2**14, "seconds": pytest.approx(4.44e-6)} in answers[0]["custom_all_reduce"]["times"]
+    (unknown,) = as_json(made.small_allreduces(name="NVIDIA A100-SXM4-80GB"))
+    assert unknown["custom_all_reduce"] is None
+
+
+@pytest.mark.parametrize(("devices", "counts"), [("0,1", {2}), ("0,1,2", {2, 3}), ("0,3,5,6,7,1", {2, 4, 6})])
+def test_the_first_powers_of_two_of_the_devices_and_all_are_measured(devices: str, counts: set[int]) -> None:
+    run = collbench.measure("latency", layers=1, backend="sim", fabric="hgx-h200", devices=devices, seed=1)
+    assert run.settings.sets == tuple(tuple(range(count)) for count in sorted(counts))
+    assert {latency.point.members for latency in run.latencies} == {*run.settings.sets}
+    for found in small_allreduces(run):  # as long as an all-reduce over these devices alone
+        some = ",".join(str(run.devices[member].index) for member in found.members)
+        alone = collbench.measure("allreduce", sizes="16K", backend="sim", fabric="hgx-h200", devices=some, seed=2)
+        (only,) = alone.measurements
+        assert found.at(2**14)[Registration.NONE].seconds == pytest.approx(summarize(only).seconds, rel=0.02)
+
+
+def test_no_devices_are_chosen_by_the_only_pair_of_many() -> None:
+    run = collbench.measure("latency", layers=1, backend="sim", fabric="hgx-h200", seed=1)
+    assert evidence(run) is None
 
 
 # Published times.
@@ -63,7 +122,8 @@ def test_json_says_the_same_and_follows_its_schema() -> None:
 def test_times_are_shown_for_the_machine_and_number_of_ranks_they_are_of(
     name: str, count: int, machine: str | None
 ) -> None:
-    custom = small_allreduces(made.small_allreduces(name=name, count=count)).custom
+    (found,) = small_allreduces(made.small_allreduces(name=name, count=count))
+    custom = found.custom
     assert (custom.machine if custom else None) == machine
     shown = text(page(Diagnosis(made.small_allreduces(name=name, count=count))), verbose=False)
     assert (f"reference no published times of vLLM's custom all-reduce on {count} × {name}" in shown) == (not machine)

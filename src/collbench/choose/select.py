@@ -287,8 +287,11 @@ def evidence(run: Run, among: Collection[int] | None = None) -> Ranking | None:
 
     An interrupted run may hold few pairs at the largest size; then the largest that has half as many as any decides.
     `among` restricts it to pairs of these positions. Pairs differ or tie only if they do in another run, too, because
-    the job has communicators of its own. What a run does to all pairs alike cancels.
+    the job has communicators of its own. What a run does to all pairs alike cancels. A run of small all-reduces has the
+    first pair of several, and no size that shows bandwidth.
     """
+    if run.settings.layers:
+        return None
     from collbench.judge.between_runs import another_run  # late: only what was measured needs it
 
     run = ordinary(run)

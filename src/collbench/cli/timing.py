@@ -145,7 +145,7 @@ _SMALLEST = 8
 _DEFAULT_LAYERS = 80
 _collectives = option(
     "--collectives",
-    "Time small all-reduces over all GPUs instead: 128 B to 1M in bfloat16, on each kind of memory.",
+    "Time small all-reduces instead: 128 B to 1M in bfloat16, 2, 4, 8, … ranks, on each kind of memory.",
     name="of_inference",
 )
 _layers = option(
@@ -163,10 +163,10 @@ def latency(request: Request, *, of_inference: bool, **_shared: Any) -> Request:
     of the next. The copy runs on each link, by copy engine and by kernel, written and read. The all-reduce runs on each
     pair, as device time and as an ungraphed launch loop.
 
-    --collectives times what tensor-parallel inference sends: all-reduces over all GPUs, in CUDA graphs and launched one
-    by one, on ordinary, registered and symmetric memory. The page says which memory is fastest, what the all-reduces of
-    a token cost, and what vLLM's custom all-reduce takes on such a machine, where that is published. For fewer ranks
-    name their GPUs: --devices 0,1.
+    --collectives times what tensor-parallel inference sends: all-reduces over the first 2, 4, 8, … GPUs and over all,
+    in CUDA graphs and launched one by one, on ordinary, registered and symmetric memory. The page says for each number
+    of ranks which memory is fastest, what the all-reduces of a token cost, and what vLLM's custom all-reduce takes on
+    such a machine, where that is published. Which GPUs come first: --devices 0,3.
 
     \b
     Examples:
@@ -192,7 +192,7 @@ _SMALL, _SMALL_DTYPE, _SMALL_LAUNCHES = "128:1M", "bfloat16", 400
 
 
 def _small_allreduces(request: Request) -> Request:
-    """Return the request for small all-reduces over all devices on each kind of memory, in graphs and one by one.
+    """Return the request for small all-reduces on each kind of memory, in graphs and one by one.
 
     Raises UsageError for a backend without such memory.
     """

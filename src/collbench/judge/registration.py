@@ -194,12 +194,13 @@ def published() -> PublishedTimes:
 
 @dataclass(frozen=True, slots=True)
 class SmallAllreduces:
-    """What a run says about small all-reduces over all its devices.
+    """What a run says about small all-reduces of one number of ranks, on the devices `members`.
 
     `custom` are vLLM's published times on as many GPUs of this kind, None if there are none. `token_seconds` is what
     the all-reduces of a token take, by kind of memory; empty if its size was not measured.
     """
 
+    members: tuple[int, ...]
     timed: tuple[Timed, ...]  # by size, then by kind
     winners: tuple[Winner, ...]
     token_seconds: dict[Registration, float]
@@ -226,34 +227,31 @@ class SmallAllreduces:
         return self.custom.microseconds[published().sizes.index(size_bytes)] * 1e-6
 
 
-def small_allreduces(run: Run) -> SmallAllreduces:
-    """Return what a run of `latency --collectives` says."""
+def small_allreduces(run: Run) -> tuple[SmallAllreduces, ...]:
+    """Return what a run of `latency --collectives` says, for each number of ranks, ascending."""
     from collbench.judge.tails import tails  # late: few runs have single launches
 
-    everybody = tuple(range(len(run.devices)))
     launches = {tail.point: tail for tail in tails(run)}
-    timed = tuple(
-        Timed(size, kind, summarize(measurement).seconds, launches.get(measurement.point))
-        for size, by_kind in side_by_side(run, Operation.ALLREDUCE, everybody, Variant.PLAIN).items()
-        for kind, measurement in by_kind.items()
-    )
     calls = run.settings.layers * ALLREDUCES_A_LAYER
-    token = {allreduce.kind: allreduce.seconds * calls for allreduce in timed if allreduce.size_bytes == TOKEN_BYTES}
-    return SmallAllreduces(
-        timed,
-        winners(run, Operation.ALLREDUCE, everybody, Variant.PLAIN),
-        token,
-        next(_alike(run), None),
-    )
+    every = []
+    for members in sorted({members for _, members in by_communicator(run)}, key=len):
+        timed = tuple(
+            Timed(size, kind, summarize(measurement).seconds, launches.get(measurement.point))
+            for size, by_kind in side_by_side(run, Operation.ALLREDUCE, members, Variant.PLAIN).items()
+            for kind, measurement in by_kind.items()
+        )
+        token = {call.kind: call.seconds * calls for call in timed if call.size_bytes == TOKEN_BYTES}
+        won = winners(run, Operation.ALLREDUCE, members, Variant.PLAIN)
+        if timed:
+            every.append(SmallAllreduces(members, timed, won, token, next(_alike(run, members), None)))
+    return tuple(every)
 
 
-def _alike(run: Run) -> Iterator[CustomAllReduce]:
-    """Yield the published times of such a machine, of no simulated one."""
-    names = {device.name for device in run.devices}
+def _alike(run: Run, members: tuple[int, ...]) -> Iterator[CustomAllReduce]:
+    """Yield the published times of such devices, of no simulated ones."""
+    names = {run.devices[member].name for member in members}
     if len(names) == 1 and not capabilities(run.backend).simulated:
         (name,) = names
         yield from (
-            figure
-            for figure in published().figures
-            if figure.ranks == len(run.devices) and re.search(figure.gpus, name)
+            figure for figure in published().figures if figure.ranks == len(members) and re.search(figure.gpus, name)
         )

@@ -241,11 +241,11 @@ class Plan:
     def decides(self, point: DataPoint) -> bool:
         """Return whether the choice of devices rests on this point: the largest all-reduce, else the largest copy.
 
-        Where it runs on a single pair there is no choice.
+        Where it runs on a single pair, or for a model's layers, there is no choice.
         """
         allreduce = Work(Operation.ALLREDUCE)
         deciding = allreduce if allreduce in self.groups else next(iter(self.groups), None)
-        if deciding is None or self.groups[deciding] == unordered_pairs(2):
+        if deciding is None or self.asked.layers or self.groups[deciding] == unordered_pairs(2):
             return False
         return point.work == deciding and point.size_bytes == self.sizes[deciding][-1]
 
@@ -331,8 +331,9 @@ class Request(Asked):
     """What to measure. `sizes` None means the backend's default; `backend` is "cuda", "host" or "sim".
 
     `collectives` run on all devices, on each pair (`pairs`), on `split` disjoint sets concurrently, or on these `sets`
-    of equal size, which may overlap: each isolated, in turn, at least six trials. `fabric` is the name or file of the
-    sim backend's machine, `nccl` a library. `force` overwrites another file.
+    of equal size, which may overlap: each isolated, in turn, at least six trials. With `layers` they run on the first
+    2, 4, 8, … devices, and on all. `fabric` is the name or file of the sim backend's machine, `nccl` a library. `force`
+    overwrites another file.
     `around_faults`: measuring goes on after wrong data and hangs, without the devices where they came.
     """
 
@@ -568,6 +569,9 @@ def _sets(request: Request, n: int) -> tuple[Members, ...]:
     """Return the communicators' members: named sets, every pair, neighbors, or all devices. Raises UsageError."""
     if request.sets is not None:
         return _checked_sets(request.sets, n)
+    if request.layers:
+        counts = {*(2**exponent for exponent in range(1, n.bit_length())), n}
+        return tuple(tuple(range(count)) for count in sorted(counts))
     if request.pairs:
         return unordered_pairs(n)
     size, rest = divmod(n, request.split)

@@ -116,6 +116,8 @@ def _check_success(run: Run) -> None:
 
 def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:
     """Return the run of a request before its first trial: the machine and the settings."""
+    if request.layers:  # the numbers of ranks depend on the devices
+        request = replace(request, sets=next(iter(plan.groups.values())))
     settings = settings_of(
         request,
         operations=tuple(dict.fromkeys(work.operation for work in plan.groups)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from math import ceil
 from typing import Any
 
@@ -33,7 +34,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import DataPoint, Measurement, Run, tags
 from collbench.model.skew import imbalance
-from collbench.model.units import DTYPE_BYTES, amount, counted, format_size, grouped, micro, span
+from collbench.model.units import DTYPE_BYTES, counted, format_size, grouped, micro, span
 from collbench.report import sentences
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Block, Lines, Page, Part, Table, both, listed, short, table, whole
@@ -336,86 +337,133 @@ def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], s
     return "; ".join([where, cause, *(f"during these launches {flag}" for flag in flags)])
 
 
-# The page of `collbench latency --collectives`: small all-reduces by size and memory, and those of a token.
+# The page of `collbench latency --collectives`: small all-reduces by number of ranks, size and memory.
 
 # As people who serve models call the kinds of memory.
 _MEMORY = {Registration.NONE: "ordinary", Registration.BUFFER: "registered", Registration.WINDOW: "symmetric"}
 _SMALL_LEGEND = """\
-in a CUDA graph: the slowest rank, median; a single launch: from the last
-rank's arrival to the last one's finish. registered: ncclCommRegister;
-symmetric: ncclCommWindowRegister, as with vLLM's VLLM_USE_NCCL_SYMM_MEM=1 and
-SGLang's --enable-symm-mem. Custom kernels, as vLLM's, are not timed here"""
+graph: a call in a CUDA graph, the slowest rank, median of the trials; a trial
+is the mean of many calls, so percentiles are those of single launches without
+a graph: from the last rank's arrival to the last one's finish. registered:
+ncclCommRegister; symmetric: ncclCommWindowRegister, as with vLLM's
+VLLM_USE_NCCL_SYMM_MEM=1 and SGLang's --enable-symm-mem. Custom kernels, as
+vLLM's, are not timed here"""
 
 
 def small_allreduces_page(run: Run) -> Page:
-    """Yield the page's blocks: the answers in a line each, then the times in graphs."""
-    found = small_allreduces(run)
-    if not found.timed:
+    """Yield the page's blocks: the answers, what a token costs by number of ranks, then the times by size."""
+    every = small_allreduces(run)
+    if not every:
         yield from ending(run)
         return
     mark = sim(run, " (sim)")
-    yield from both("tables", *(Lines(f"{line}{mark}") for line in _small_answers(run, found)))
+    yield from both("tables", *(Lines(f"{line}{mark}") for line in _small_answers(run, every)))
     yield from whole("header", Lines(f"\n{header(run)}"))
-    how = f"µs: {run.settings.dtype}, {run.settings.redop}, over {tags(range(len(run.devices)), run.devices)}"
-    yield from both("tables", Lines(f"\n{sim(run)}all-reduce in a CUDA graph, {how}"), _graphs(found))
+    size = TOKEN_BYTES if TOKEN_BYTES in every[0].sizes else every[0].sizes[0]
+    everybody = tags(every[-1].members, run.devices)
+    over = everybody if len(every) == 1 else f"the first {_counts(every)} of {everybody}"
+    how = f"{run.settings.dtype}, {run.settings.redop}, over {over}"
+    yield from both(
+        "tables", Lines(f"\n{sim(run)}all-reduce of {format_size(size)}, µs: {how}"), _by_ranks(run, every, size)
+    )
+    if len(every) > 1:
+        yield from short(Lines(f"\n{sim(run)}on the fastest memory in a CUDA graph, µs"), _fastest(every))
+    shown = both if len(every) == 1 else whole
+    for found in every:
+        yield from shown("tables", Lines(f"\n{sim(run)}{len(found.members)} ranks in a CUDA graph, µs"), _graphs(found))
     yield from both("tables", Text(f"\n{_SMALL_LEGEND}"))
     for by_size in launches_by_communicator(run):
         yield from whole("tails", *single_launches(run, by_size))
     yield from ending(run)
 
 
-def _small_answers(run: Run, found: SmallAllreduces) -> Iterator[str]:
-    """Yield a small all-reduce's times and tail, which memory wins where, a token's cost, and vLLM's published time."""
-    size = TOKEN_BYTES if TOKEN_BYTES in found.sizes else found.sizes[0]
-    times = {kind: call.seconds for kind, call in found.at(size).items()}
-    yield f"allreduce {format_size(size)} on {amount(len(run.devices), 'GPU')}, µs: {_by_kind(times, 1e6)}"
-    launched = {
-        kind: (call.launch_at(50), call.launch_at(99)) for kind, call in found.at(size).items() if call.launches
-    }
-    if launched:
-        each = (f"{_MEMORY[kind]} {micro(p50)} ({micro(p99)})" for kind, (p50, p99) in launched.items())
-        yield f"launched  one by one without a graph, {format_size(size)}, p50 (p99), µs: {', '.join(each)}"
-    yield from (f"memory    {winner_words(same, _MEMORY)}" for same in ranges(found.winners))
-    calls, what = run.settings.layers * ALLREDUCES_A_LAYER, format_size(TOKEN_BYTES)
-    if found.token_seconds:
-        token = f"{run.settings.layers} layers × {ALLREDUCES_A_LAYER} × {what} (one token of hidden {TOKEN_HIDDEN})"
-        yield f"token     {token}, ms: {_by_kind(found.token_seconds, 1e3)}"
-    seconds = found.custom_seconds(TOKEN_BYTES)
-    if found.custom is not None and seconds is not None:
-        where = f"{found.custom.ranks} × {found.custom.machine}"
-        took = f"{micro(seconds)} µs at {what}, {seconds * calls * 1e3:.2f} ms a token"
-        origin = f"{published().source}, {published().license}"
-        yield f"reference vLLM {found.custom.vllm} custom all-reduce, {where}: {took} (published: {origin})"
-    elif not capabilities(run.backend).simulated:
-        yield f"reference no published times of vLLM's custom all-reduce on {counted(gpu.name for gpu in run.devices)}"
+def _counts(every: Sequence[SmallAllreduces]) -> str:
+    """Return the numbers of ranks: "2, 4, 8"."""
+    return ", ".join(str(len(found.members)) for found in every)
 
 
-def _by_kind(seconds: Mapping[Registration, float], scale: float) -> str:
-    return ", ".join(f"{_MEMORY[kind]} {time * scale:.2f}" for kind, time in seconds.items())
+def _small_answers(run: Run, every: Sequence[SmallAllreduces]) -> Iterator[str]:
+    """Yield what a token's all-reduces cost by number of ranks, which memory wins where, and whose times are vLLM's."""
+    if every[0].token_seconds:
+        what = f"{run.settings.layers} layers × {ALLREDUCES_A_LAYER} × {format_size(TOKEN_BYTES)}"
+        each = ", ".join(f"{len(found.members)} ranks {min(found.token_seconds.values()) * 1e3:.2f}" for found in every)
+        yield f"token     {what} (one row of hidden {TOKEN_HIDDEN}) on the fastest memory, ms: {each}"
+    won = grouped(("; ".join(winner_words(same, _MEMORY) for same in ranges(found.winners)), found) for found in every)
+    yield from (f"memory    {_counts(alike)} ranks: {words}" for words, alike in won.items() if words)
+    customs = grouped((found.custom.machine, found) for found in every if found.custom)
+    for named, alike in customs.items():
+        origin = f"published: {published().source}, {published().license}"
+        yield f"reference vLLM's custom all-reduce, {_counts(alike)} ranks of {named}: {origin}"
+    if (missing := [found for found in every if not found.custom]) and not capabilities(run.backend).simulated:
+        of = counted(run.devices[member].name for member in missing[-1].members)
+        yield f"reference no published times of vLLM's custom all-reduce on {of}"
+
+
+def _by_ranks(run: Run, every: Sequence[SmallAllreduces], size: int) -> Table:
+    """Return a row for each number of ranks and kind of memory, or vLLM's published time: one size, and a token."""
+    rows, calls = [], run.settings.layers * ALLREDUCES_A_LAYER
+    for found in every:
+        times: list[tuple[str, float | None, float | None, float | None]] = [
+            (_MEMORY[kind], call.seconds, call.launch_at(50), call.launch_at(99))
+            for kind, call in found.at(size).items()
+        ]
+        if found.custom is not None:
+            times.append((f"vLLM {found.custom.vllm}", found.custom_seconds(size), None, None))
+        for number, (memory, seconds, p50, p99) in enumerate(times):
+            cost = "-" if seconds is None or size != TOKEN_BYTES else f"{seconds * calls * 1e3:.2f}"
+            ranks = "" if number else str(len(found.members))
+            rows.append((ranks, memory, *map(micro, (seconds, p50, p99)), cost))
+    heads = ("ranks", "memory", "graph", "p50", "p99", "token ms")
+    return table(*heads, rows=rows, left=("memory",), keys=2, optional={*heads} - {"graph"})
+
+
+def _fastest(every: Sequence[SmallAllreduces]) -> Table:
+    """Return a row for each size: for each number of ranks the time on the fastest kind of memory, and its name."""
+    rows = []
+    for size in sorted({size for found in every for size in found.sizes}):
+        cells = [format_size(size)]
+        for found in every:
+            seconds = [call.seconds for call in found.at(size).values()]
+            best = _names(found, size)
+            cells += [micro(min(seconds, default=None)), "tie" if ", " in best else best]
+        rows.append(cells)
+    # Blanks tell columns of one name apart.
+    heads = ((f"{len(found.members)} ranks", f"fastest{' ' * number}") for number, found in enumerate(every))
+    return table("size", *chain.from_iterable(heads), rows=rows)
+
+
+def _names(found: SmallAllreduces, size: int) -> str:
+    """Return the fastest kinds of memory at a size, "tie" for all."""
+    names = next((winner.fastest for winner in found.winners if winner.size_bytes == size), ())
+    return "tie" if len(names) == len(found.kinds) else ", ".join(map(_MEMORY.__getitem__, names))
 
 
 def _graphs(found: SmallAllreduces) -> Table:
     """Return a row for each size: the time on each kind of memory, the fastest kinds, and vLLM's published time."""
     custom = [f"vLLM {found.custom.vllm}"] if found.custom else []
-    fastest = {winner.size_bytes: winner.fastest for winner in found.winners}
     rows = []
     for size in found.sizes:
-        times, names = found.at(size), fastest.get(size, ())
+        times = found.at(size)
         cells = [micro(times[kind].seconds) if kind in times else "-" for kind in found.kinds]
-        best = "tie" if len(names) == len(found.kinds) else ", ".join(map(_MEMORY.__getitem__, names))
-        rows.append((format_size(size), *cells, best, *(micro(found.custom_seconds(size)) for _ in custom)))
+        published_times = (micro(found.custom_seconds(size)) for _ in custom)
+        rows.append((format_size(size), *cells, _names(found, size), *published_times))
     return table("size", *map(_MEMORY.__getitem__, found.kinds), "fastest", *custom, rows=rows)
 
 
-def small_allreduces_json(run: Run) -> dict[str, Any]:
-    """Return what the small_allreduces_page says, in JSON's own types and in seconds."""
-    found = small_allreduces(run)
+def small_allreduces_json(run: Run) -> list[dict[str, Any]]:
+    """Return for each number of ranks what the small_allreduces_page says, in JSON's own types and in seconds."""
+    return [_small_json(run, found) for found in small_allreduces(run)]
+
+
+def _small_json(run: Run, found: SmallAllreduces) -> dict[str, Any]:
     custom = None
     if found.custom is not None:
         times = [{"size_bytes": size, "seconds": found.custom_seconds(size)} for size in published().sizes]
         custom = picked(found.custom, "machine", "ranks", "vllm") | {"times": times}
         custom |= picked(published(), "conditions", "source", "license")
     return {
+        "ranks": len(found.members),
+        "devices": [run.devices[member].tag for member in found.members],
         "times": [
             {"size_bytes": timed.size_bytes, "registration": timed.kind.value, "seconds": timed.seconds}
             | {"launch_p50_seconds": timed.launch_at(50), "launch_p99_seconds": timed.launch_at(99)}
