@@ -53,12 +53,12 @@ import importlib, json, os, sys, threading, time
 PLAN = json.loads(os.environ["MAP_TIME"])
 from collbench.cli import check as command, main
 from collbench.measurement.backends import isolated, protocol
-from collbench.p2p import examine
+from collbench.p2p import examine, transports
 if PLAN["fakes"]:
     examine._ROOM_FOR_TWO = 0  # as on GPUs, both workers start at once
     backend = isolated.IsolatedBackend
     room = {"FAKE_FREE": str(PLAN["room"])}
-    examine.IsolatedBackend = lambda extra=None, **more: backend(extra={**(extra or {}), **room}, **more)
+    transports.IsolatedBackend = lambda extra, **more: backend(extra={**extra, **room}, **more)
 if PLAN["without"]:
     importlib.import_module("collbench.cli.check")._peers_of = lambda *_: (None, "")
 main_thread, steps, inside = threading.current_thread(), [], [False]
@@ -114,7 +114,7 @@ if PLAN["steps"]:
     timed(BACKENDS + "isolated:Supervised.time", lambda timing, self, step: f"{step.work} of {step.size_bytes}")
     timed(BACKENDS + "isolated:Supervised._note", noted)
     timed(BACKENDS + "isolated:IsolatedBackend.reap", "workers end")
-    timed("collbench.p2p.examine:TransportProbe.ask", "NCCL's choice, whole")
+    timed("collbench.p2p.transports:TransportProbe.ask", "NCCL's choice, whole")
     timed(BACKENDS + "child_process:Background.result", "NCCL's choice is waited for")
 sys.argv[0] = "collbench"
 sys.exit(main())

@@ -83,7 +83,7 @@ TOUCHES_NCCL = re.compile(
     re.VERBOSE,
 )
 # For a process that asks NCCL which transport it takes, for `--map-p2p`; it times nothing.
-MAY_SET = {("examine.py", f'"NCCL_DEBUG{rest}":') for rest in ("", "_SUBSYS", "_FILE")}
+MAY_SET = {("transports.py", f'"NCCL_DEBUG{rest}":') for rest in ("", "_SUBSYS", "_FILE")}
 # The plugin that `record` gives the job's NCCL.
 MAY_SET |= {("recording.py", '"NCCL_PROFILER_PLUGIN":')}
 # What `ablate --without p2p` and the like ask for by name, for the children of one arm.

@@ -13,7 +13,7 @@ import pytest
 from collbench.machine.nvidia_smi import peer_answers
 from collbench.model.errors import Cause, Failure, FailureKind, WrongData
 from collbench.model.run import NO_PEERS, Path, PeerStatus, Refusal, SkipKind
-from collbench.p2p.causes import Certainty, causes, workarounds
+from collbench.p2p.causes import Certainty, causes, hidden, workarounds
 from collbench.p2p.peer_map import BY_PEER_ACCESS, THROUGH_HOST, Crossing, PeerLink, PeerMap, PeerState
 from collbench.preflight.findings import GpuState, MachineFacts, Slot, Space
 from tests.preflight.described import GIB, gpu, machine
@@ -392,6 +392,59 @@ def test_what_people_see_is_explained(case: str) -> None:
     (cause,) = causes(seen.map, seen.facts)
     assert "no software fix" in cause.fix
     assert cause.links == LINKS
+
+
+BOUND, LEFT = {"SLURM_GPUS_ON_NODE": "4"}, {"CUDA_VISIBLE_DEVICES": "0,1"}
+DOCKER: dict[str, Any] = {"host": {"container": "docker"}, "driver": {"on_the_bus": 8}}
+
+
+@pytest.mark.parametrize(
+    ("case", "facts", "found"),
+    [
+        ("all GPUs are seen", machine(), {}),
+        ("those of a container's host are its own", machine(host={"container": "docker"}), {}),
+        ("others belong to other jobs", machine(driver={"on_the_bus": 8}, environment=BOUND), {}),
+        ("Slurm counts MIG devices", machine(tuple(gpu(n, mig=True) for n in range(2)), environment=BOUND), {}),
+        ("a variable leaves all", machine(environment={"CUDA_VISIBLE_DEVICES": "3,2,1,0"}), {}),
+        (
+            "a variable leaves two of four",
+            machine(environment=LEFT),
+            {"CUDA_VISIBLE_DEVICES": (Certainty.SHOWN, "2 of 4 GPUs", "unset CUDA_VISIBLE_DEVICES")},
+        ),
+        (
+            "a task is bound to one GPU of four",
+            machine((gpu(0),), environment=BOUND | {"CUDA_VISIBLE_DEVICES": "0"}),
+            {"Slurm": (Certainty.CONSISTENT, "has 3 more", "srun --gpu-bind=none")},
+        ),
+        (
+            "a task is bound to two, of which a variable leaves one",
+            machine((gpu(0), gpu(1)), environment=BOUND | {"CUDA_VISIBLE_DEVICES": "1"}),
+            {
+                "CUDA_VISIBLE_DEVICES": (Certainty.SHOWN, "1 of 2 GPUs", "unset CUDA_VISIBLE_DEVICES"),
+                "Slurm": (Certainty.CONSISTENT, "has 2 more", "srun --gpu-bind=none"),
+            },
+        ),
+        (
+            "a container has half of the GPUs",
+            machine(**DOCKER),
+            {"docker": (Certainty.POSSIBLE, "4 more, which the docker container was not given", "docker run --gpus")},
+        ),
+        (
+            "a GPU fell off the bus",
+            machine(driver={"on_the_bus": 5}),
+            {"PCI": (Certainty.POSSIBLE, "1 more, which the driver does not show", "collbench doctor")},
+        ),
+    ],
+)
+def test_gpus_that_a_process_does_not_see_are_named_with_what_hides_them(
+    case: str, facts: MachineFacts, found: dict[str, tuple[Certainty, str, str]]
+) -> None:
+    every = {cause.name: cause for cause in hidden(facts)}
+    assert every.keys() == found.keys(), case
+    for name, (certainty, text, fix) in found.items():
+        assert every[name].certainty is certainty
+        assert text in every[name].text
+        assert fix in every[name].fix
 
 
 @pytest.mark.parametrize(

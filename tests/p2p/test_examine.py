@@ -13,7 +13,7 @@ from collbench.model.errors import BackendError, Cause, DataCorruption, Failure,
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NO_PEERS, DataPoint, Device, Measurement, Refusal, Sample
 from collbench.model.units import format_size
-from collbench.p2p.examine import SIZES, cross_links, crossings_of
+from collbench.p2p.links import SIZES, cross_links, crossings_of
 from collbench.p2p.peer_map import (
     BY_PEER_ACCESS,
     COPY_ENGINE,

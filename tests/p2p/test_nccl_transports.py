@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 from collbench.model.errors import Cause, Failure, FailureKind
-from collbench.p2p import examine
-from collbench.p2p.examine import asked_again, parsed
+from collbench.p2p import transports
 from collbench.p2p.peer_map import Link
+from collbench.p2p.transports import asked_again, parsed
 from tests.p2p.test_causes import HANGING, LINKS, STAGED, Seen
 
 
@@ -73,7 +73,7 @@ def test_nccl_is_asked_again_without_the_variable_that_is_blamed(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(examine, "TransportProbe", Probe)
+    monkeypatch.setattr(transports, "TransportProbe", Probe)
     for value, expected in (("1", asked), ("0", False)):
         blamed = seen.sets(NCCL_P2P_DISABLE=value)
         again = asked_again(blamed.map, blamed.facts, None)

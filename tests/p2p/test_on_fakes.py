@@ -134,6 +134,25 @@ def test_opening_that_fails_for_one_gpu_leaves_the_links_of_the_others(fakes: Fa
     assert {states[link] for link in states if 2 in link} == {"fails"}
 
 
+def test_the_map_of_two_visible_gpus_says_what_hides_the_others(fakes: Fakes) -> None:
+    variables = {"CUDA_VISIBLE_DEVICES": "1,3", "SLURM_GPUS_ON_NODE": "6"}
+    _, answer = _mapped(fakes, gpus=4, variables=variables)
+    assert [device["index"] for device in answer["devices"]] == [1, 3]
+    found = {cause["name"]: (cause["certainty"], cause["fix"]) for cause in answer["hidden"]}
+    fix = "unset CUDA_VISIBLE_DEVICES; then examine them"
+    assert found == {"CUDA_VISIBLE_DEVICES": ("shown", fix), "Slurm": ("consistent", "srun --gpu-bind=none")}
+    assert {cause["name"] for cause in answer["causes"]}.isdisjoint(found)
+
+
+@pytest.mark.parametrize(("gpus", "given"), [(1, "4"), (2, "2")])
+def test_check_says_of_a_bound_task_which_gpus_it_cannot_reach(fakes: Fakes, gpus: int, given: str) -> None:
+    """The truth: the step has three more GPUs than the first task, and none that the second one lacks."""
+    done = on_gpus(fakes, ("check", "--backend", "cuda", "--sizes", "64K"), {"SLURM_GPUS_ON_NODE": given}, gpus=gpus)
+    hides = "hidden    Slurm (consistent): Slurm's step has 3 more here"
+    assert (hides in done.stdout) is (gpus == 1), done.stdout
+    assert ("p2p       " in done.stdout) is (gpus == 2)
+
+
 def test_a_task_that_is_bound_to_one_gpu_is_told_how_to_see_the_others(fakes: Fakes) -> None:
     """No link with both ends in one process can show it [NVIDIA/nccl#1066]."""
     bound = {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0"}

@@ -38,6 +38,7 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, device_sets
 from collbench.model.units import amount, verb
 from collbench.runfile import run_file as runfile_run_file
+from collbench.runfile.codec import document
 
 if TYPE_CHECKING:
     from collbench.judge.diagnose import Diagnosis
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.RUN)
 _map_p2p = option("--map-p2p", "Try P2P on every link of the GPUs by itself, and name causes and fixes (docs/p2p.md).")
+_OF_MAP = ("map_p2p", "devices", "backend", "fabric", "nccl", "seed", "as_json", "verbose")
 _expect = option("--expect N", "Fail unless N devices were checked.", click.IntRange(min=1))
 _json = json_option("Print the verdicts as JSON (docs/check.md).")
 
@@ -99,7 +101,14 @@ def check(
     if map_p2p:
         if (p2p := annexes.hook("p2p")) is None:
             raise UsageError("this collbench has no map of P2P: leave out --map-p2p")
-        p2p.show_map(values)
+        if others := options.typed_besides(_OF_MAP):
+            raise UsageError(f"--map-p2p measures no run: leave out {', '.join(others)}")
+        backend, reason = factory.resolve(values["backend"])
+        if reason is not None:
+            raise MachineError(f"no GPU to examine: {reason}; --backend sim simulates some")
+        links = p2p.examine(values["devices"], backend, values["fabric"], values["nccl"], values["seed"])
+        with leaving(links.status):
+            show_answer(links.page(), lambda: document("p2p", links.as_json()))
         return
     begun: list[OpenSession] = []
     if run_file is None:
@@ -148,7 +157,8 @@ def _diagnosis_of(run: Run) -> Diagnosis:
 
 def _peers_of(run: Run, values: Mapping[str, Any]) -> tuple[PeerAccess | None, str]:
     """Return what P2P does on the devices of the run measured just now, or why that is not known."""
-    if run.settings.quick or len(run.devices) < 2 or capabilities(run.backend).cores:
+    row = capabilities(run.backend)
+    if run.settings.quick or row.cores or (row.simulated and len(run.devices) < 2):
         return None, ""
     if (p2p := annexes.hook("p2p")) is None:
         return None, ""

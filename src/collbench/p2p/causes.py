@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from collbench.machine import labels, theory
+from collbench.machine import kernel, labels, theory
+from collbench.machine.device_names import NAME
 from collbench.model.errors import Failure, FailureKind
 from collbench.model.run import PeerStatus
 from collbench.model.units import format_approximate_size
@@ -467,6 +468,37 @@ def held_back(peer_map: PeerMap, every: Sequence[PeerCause]) -> tuple[PeerCause,
     """Return the causes that slow links that work, and copies through host memory as well."""
     works = {link.devices for link in peer_map.links if link.state is PeerState.WORKS}
     return tuple(cause for cause in every if cause.name in _BELOW_BEST and works.issuperset(cause.links))
+
+
+# GPUs of the machine that the map lacks: they have no link here that could show a symptom.
+
+
+def hidden(facts: MachineFacts) -> tuple[PeerCause, ...]:
+    """Return what hides GPUs of this machine from this process, and what that does to P2P with them."""
+    from collbench.preflight.judge import visible_gpus  # late: simulated machines hide none
+
+    gpus, left = facts.driver.gpus, visible_gpus(facts)
+    by_variable = len(gpus) - len(left)
+    found = [_by_variable(len(left), len(gpus))] if by_variable else []
+    unseen = kernel.unseen_in_step(len(gpus), facts.environment)
+    more = (facts.driver.on_the_bus or 0) - len(gpus)
+    if unseen and not any(gpu.mig for gpu in gpus):  # Slurm may count MIG devices
+        text = f"Slurm's step has {unseen} more here, which this task is not bound to: it has no P2P with them"
+        then = "NCCL up to 2.21 then takes host memory without a word, newer ones may fail"
+        found.append(PeerCause("Slurm", (), Certainty.CONSISTENT, f"{text}; {then}", kernel.UNBOUND, ""))
+    elif more > 0 and unseen is None:
+        container = facts.host.container
+        owner = f"the {container} container was not given" if container else "the driver does not show"
+        fix = kernel.container_fix(container, "")
+        fix = f"if a job needs them, {fix}" if fix else "see collbench doctor"
+        text = f"PCI has {more} more, which {owner}: no process in it has P2P with them"
+        found.append(PeerCause(container or "PCI", (), Certainty.POSSIBLE, text, "", fix))
+    return tuple(found)
+
+
+def _by_variable(left: int, gpus: int) -> PeerCause:
+    text = f"it leaves {left} of {gpus} GPUs; by itself it takes P2P with the others from no process"
+    return PeerCause(NAME, (), Certainty.SHOWN, text, f"unset {NAME}", "examine them")
 
 
 _MEANWHILE = "export NCCL_P2P_DISABLE=1"

@@ -29,7 +29,7 @@ from collbench.p2p.peer_map import (
 )
 from collbench.report.sentences import failure, wrong_data
 from collbench.report.text.layout import Lines, Page, Part, short, table, whole
-from collbench.runfile.codec import document, head, picked
+from collbench.runfile.codec import head, picked
 
 # In JSON with an underscore.
 _WORDS = {
@@ -83,13 +83,13 @@ def _contradicted(peer_map: PeerMap) -> list[Link]:
     ]
 
 
-def page(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
-    """Yield the answer with its first cause and what to do, the links, what went wrong, and further causes.
+def page(peer_map: PeerMap, every: Sequence[PeerCause], hidden: Sequence[PeerCause] = ()) -> Page:
+    """Yield the answer with its first cause and what to do, what hides GPUs, the links, what went wrong, more causes.
 
     The short page has one row for links that show the same, if they are many.
     """
     yield Lines(f"answer    {answer(peer_map, every)}")
-    yield from map(Lines, _to_do(peer_map, every))
+    yield from map(Lines, (*_to_do(peer_map, every), *_hidden(hidden)))
     yield Text("")
     every_link = _rows(peer_map, [[link] for link in peer_map.links])
     if len(peer_map.links) > _MAX_ROWS:
@@ -106,16 +106,23 @@ def page(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
     yield Lines(f"examined  {note}; docs/p2p.md")
 
 
-def part(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
-    """Yield what the page of `check` has of it: the answer, and what went wrong with causes and fixes.
+def part(peer_map: PeerMap, every: Sequence[PeerCause], hidden: Sequence[PeerCause] = ()) -> Page:
+    """Yield what the page of `check` has of it: the answer, what hides GPUs, and what went wrong with causes and fixes.
 
     It does not explain why the driver offers no P2P for some links.
     """
-    yield Lines(f"p2p       {answer(peer_map, every)}")
+    if peer_map.links:
+        yield Lines(f"p2p       {answer(peer_map, every)}")
+    yield from map(Lines, _hidden(hidden))
     if status(peer_map, every) is not ExitStatus.DONE or _unused(peer_map):
         concerned = _concerned(peer_map, every)
         yield from map(Lines, _to_do(peer_map, concerned))
         yield from _explained(peer_map, concerned)
+
+
+def _hidden(hidden: Sequence[PeerCause]) -> Iterator[str]:
+    """Yield why links of other GPUs of this machine are not examined."""
+    yield from (f"hidden    {cause.name} ({cause.certainty}): {cause.text}. Fix: {cause.fix}" for cause in hidden)
 
 
 def finding(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
@@ -218,6 +225,8 @@ def answer(peer_map: PeerMap, every: Sequence[PeerCause] = ()) -> str:
 
 
 def _answer(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
+    if not peer_map.links:
+        return "One GPU has no link to examine."
     by_state = grouped((link.state, link.devices) for link in peer_map.links)
     count = len(peer_map.links)
     bad = sorted(
@@ -386,13 +395,10 @@ def _why(crossing: Crossing, peer_map: PeerMap) -> str:
     )
 
 
-def dumps(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> str:
-    """Return the map as JSON text (docs/p2p.md)."""
-    return document("p2p", as_json(peer_map, every, exit_status))
-
-
-def as_json(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> dict[str, Any]:
-    """Return the same in JSON's own types."""
+def as_json(
+    peer_map: PeerMap, every: Sequence[PeerCause], hidden: Sequence[PeerCause], exit_status: int
+) -> dict[str, Any]:
+    """Return the map in JSON's own types (docs/p2p.md)."""
     devices = peer_map.devices
     return head("p2p", peer_map.backend) | {
         **picked(peer_map, "hostname", "fabric"),
@@ -404,6 +410,7 @@ def as_json(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> 
         "together": _trouble(peer_map.together, peer_map),
         "nccl_failure": _trouble(peer_map.nccl_failure, peer_map),
         "causes": [picked(cause, "name", "certainty", "links", "text", "fix") for cause in every],
+        "hidden": [picked(cause, "name", "certainty", "text", "fix") for cause in hidden],
         "meanwhile": list(workarounds(peer_map)),
     }
 
