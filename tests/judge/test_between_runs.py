@@ -66,6 +66,46 @@ def test_history_shows_what_all_links_share_and_what_is_each_ones_own(own: float
     assert {(one.common_freedom, one.own_freedom) for one in found} == {(5, 25)}
 
 
+@pytest.mark.parametrize(("point", "of_works"), [(0.01, 0.0), (0.0, 0.01)])
+def test_history_shows_what_is_each_points_own_or_that_of_each_work(point: float, of_works: float) -> None:
+    rng = np.random.default_rng(20)
+    found = [
+        shown_by([run_with(rng, 0.0, point=point, works=works_at_random(rng, of_works)) for _ in range(6)])
+        for _ in range(30)
+    ]
+    assert np.mean([one.point**2 for one in found]) == pytest.approx(point**2, rel=0.25, abs=2e-6)
+    assert np.mean([one.work**2 for one in found]) == pytest.approx(of_works**2, rel=0.35, abs=6e-6)
+    assert max(np.mean([getattr(one, name) ** 2 for one in found]) for name in ("common", "own")) < 2e-5
+    assert {(one.point_freedom, one.work_freedom) for one in found} == {(25, 15)}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("of_works", [0.0, 0.02])
+def test_points_or_works_that_vary_have_not_changed_with_history(count: int, of_works: float) -> None:
+    """With a default of other machines, and one effect for all works, 7 and 8 of 120 of two GPUs had changed."""
+    rng = np.random.default_rng(21)
+    point = 0.0 if of_works else 0.02
+    runs = [
+        [run_with(rng, 0.0, count=count, point=point, works=works_at_random(rng, of_works)) for _ in range(7)]
+        for _ in range(30)
+    ]
+    assert not any(changed(compare(base, new, FAIL, None, earlier)) for base, new, *earlier in runs)
+
+
+def test_copies_do_not_vary_as_collectives_do() -> None:
+    """Earlier runs in which collectives alone vary hide no slow copy."""
+    rng = np.random.default_rng(22)
+
+    def run(copies: float = 1.0) -> Run:
+        varied = works_at_random(rng, 0.02)
+        return run_with(rng, 0.0, works={**dict.fromkeys(COPIES, copies), **{work: varied[work] for work in WORKS}})
+
+    found = compare(run(), run(0.92), FAIL, None, [run() for _ in range(5)])
+    groups = [group for group in found.groups if group.kind is GroupKind.WORK]
+    worse = {group.work for group in groups if group.verdict is ChangeVerdict.WORSE}
+    assert worse == {work.value for work in COPIES}
+
+
 def test_of_one_link_a_run_and_the_link_vary_together() -> None:
     rng = np.random.default_rng(2)
     found = [shown_by([run_with(rng, 0.01, count=2) for _ in range(6)]) for _ in range(60)]

@@ -13,6 +13,7 @@ from collbench.judge.compare import (
     ChangeGroup,
     ChangeVerdict,
     GroupKind,
+    Level,
     find_groups,
     judge_change,
     judge_group,
@@ -71,7 +72,7 @@ def made(old: Sequence[float], now: Sequence[float], error: float = 0.0) -> Chan
     """Return what became of a copy of 1 GiB by the logs of its trials, ascending, whose medians have this error."""
     key, found = Key("ce-write", (0, 1), None, 2**30), measured(Operation.CE_WRITE, (0, 1), 400)
     ends = [Estimate("", tuple(some), some[len(some) // 2], error, error, 100.0) for some in (old, now)]
-    return judge_change(PointPair(key, found, found, ends[0], ends[1]), 0.01, 0.05)
+    return judge_change(PointPair(key, found, found, ends[0], ends[1]), Level(0.01, {}), 0.05)
 
 
 CALM = [0.0] * 5
@@ -136,7 +137,7 @@ def point(
 
 
 def judged(*found: PointPair, alpha: float = 0.01) -> ChangeGroup:
-    return judge_group((GroupKind.WORK, "ce-write", (), [*found]), alpha, 0.05)
+    return judge_group((GroupKind.WORK, "ce-write", (), [*found]), Level(alpha, {}), 0.05)
 
 
 READ = Operation.SM_READ

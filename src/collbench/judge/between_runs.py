@@ -11,7 +11,7 @@ from itertools import combinations
 from statistics import fmean, median, quantiles, variance
 
 from collbench.judge.outcome import unordered
-from collbench.judge.stats import MIN_TRIALS, OwnNoise, Variance, log_rates, summarize
+from collbench.judge.stats import MIN_TRIALS, OwnNoise, Variance, chi_square, log_rates, summarize
 from collbench.judge.tiers import NOISIER, Estimate, estimates_of, pair_labels
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Path, Run
@@ -147,6 +147,14 @@ class PointPair:
         return self.old.cautious_error**2 + self.now.cautious_error**2
 
 
+class Pool(StrEnum):
+    """Parts of a variance that many answers share, each as earlier runs show it."""
+
+    RUNS = "earlier runs"
+    LINKS = "links of earlier runs"
+    WORKS = "works of earlier runs"
+
+
 def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Variance]:
     """Yield the parts of the variance of a weighted mean of differences.
 
@@ -161,13 +169,16 @@ def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Variance]:
         for run, estimate in (("base", pair.old), ("new", pair.now)):
             yield Variance((weight * estimate.cautious_error) ** 2, estimate.freedom, f"{run} {estimate.label}")
     runs = [pair.between for _, pair in weighted]
-    yield Variance(2 * sum(deviation**2 for deviation in own.values()), min(run.own_freedom for run in runs), "links")
-    of_works = 2 * sum(deviation**2 for deviation in works.values())
-    yield Variance(of_works, min(run.work_freedom for run in runs), "works")
+    history = all(run.origin is VariationSource.HISTORY for run in runs)
+    of_runs, of_links, of_works = (*Pool,) if history else ("runs", "links", "works")
+    links = 2 * sum(deviation**2 for deviation in own.values())
+    yield Variance(links, min(run.own_freedom for run in runs), of_links)
+    each = 2 * sum(deviation**2 for deviation in works.values())
+    yield Variance(each, min(run.work_freedom for run in runs), of_works)
     points = 2 * sum((weight * pair.between.point) ** 2 for weight, pair in weighted)
     yield Variance(points, min(run.point_freedom for run in runs), "points")
     common = sum(weight * pair.between.common for weight, pair in weighted)
-    yield Variance(2 * common**2, min(run.common_freedom for run in runs), "runs")
+    yield Variance(2 * common**2, min(run.common_freedom for run in runs), of_runs)
 
 
 # How much runs differ on the same GPUs, seconds to minutes apart, on 2 and 4 × H200 and 2 × H100 behind NVSwitches: a
@@ -252,33 +263,97 @@ def _alike(points: Mapping[Key, Measurement]) -> list[list[Key]]:
 
 
 def from_history(points: Mapping[Key, Measurement], runs: Sequence[Mapping[Key, Estimate]]) -> dict[Key, Variation]:
-    """Return what two or more runs of one machine show of the points that all of them have (analysis of variance)."""
+    """Return what two or more runs of one machine show of the points that all of them have (analysis of variance).
+
+    What all links share in a run is that of their work alone as far as works changed unlike each other, and what is a
+    link's own is that of the data point as far as its works did.
+    """
     shared = {key: measurement for key, measurement in points.items() if all(key in run for run in runs)}
     freedom = len(runs) - 1
-    shown = {}
-    for keys in _alike(shared) if freedom else ():
-        levels = {key: [run[key].middle for run in runs] for key in keys}
-        # What is left of each point's variance when that of its trials is taken away.
-        left = {key: variance(levels[key]) - fmean(run[key].error ** 2 for run in runs) for key in keys}
-        total = max(0.0, fmean(left.values()))
-        sets = len({frozenset(key.members) for key in keys})
-        common = total
-        if sets > 1:
-            of_means = variance([fmean(run[key].middle for key in keys) for run in runs])
-            common = min(total, max(0.0, (of_means - total / sets) * sets / (sets - 1)))
-        pooled = Variation(
-            math.sqrt(common),
-            math.sqrt(total - common),
-            freedom,
-            freedom * max(1, sets - 1),
-            VariationSource.HISTORY,
-        )
-        usual = max(0.0, median(left.values()))
-        for key in keys:
-            noisier = left[key] > max(total, NOISIER**2 * usual)
-            own = replace(pooled, own=math.sqrt(max(0.0, left[key] - common)), own_freedom=freedom)
-            shown[key] = own if noisier else pooled
+    shown: dict[Key, Variation] = {}
+    for of_size in grouped(((key.size_bytes, len(key.members)), key) for key in shared).values() if freedom else ():
+        shown |= _of_machine({key: shared[key] for key in of_size}, runs)
     return shown
+
+
+def _of_machine(points: Mapping[Key, Measurement], runs: Sequence[Mapping[Key, Estimate]]) -> dict[Key, Variation]:
+    """Return what runs show of the points of one size on as many devices."""
+    freedom, sets = len(runs) - 1, len({frozenset(key.members) for key in points})
+    levels = {key: [run[key].middle for run in runs] for key in points}
+    trials = {key: fmean(run[key].error ** 2 for run in runs) for key in points}
+    # What is left of each point's variance when that of its trials is taken away.
+    left = {key: variance(levels[key]) - trials[key] for key in points}
+    rows = grouped((key.work, key) for key in points)
+    means = {
+        work: [fmean(level) for level in zip(*(levels[key] for key in row), strict=True)] for work, row in rows.items()
+    }
+    totals: dict[str, float] = {}
+    together: dict[str, float] = {}
+    for keys in _alike(points):
+        of_kind = {key.work for key in keys}
+        total = max(0.0, fmean(left[key] for key in keys))
+        of_means = fmean(variance(means[work]) for work in of_kind)
+        both = (of_means - total / sets) * sets / (sets - 1) if sets > 1 else total
+        totals |= dict.fromkeys(of_kind, total)
+        together |= dict.fromkeys(of_kind, min(total, max(0.0, both)))
+    alike = _alike_share([[(means[work], together[work]) for work in rows]])
+    apart = {key: [a - b for a, b in zip(levels[key], means[key.work], strict=True)] for key in points}
+    by_link = _alike_share(
+        [(apart[key], totals[key.work] - together[key.work]) for key in of_link]
+        for of_link in _by_link(points).values()
+    )
+    others = min(DEFAULT_FREEDOM, freedom * (len(rows) - 1))
+    usual_together = median(together[work] for work in rows)
+    shown = {}
+    for keys in _alike(points):
+        work, works = keys[0].work, len({key.work for key in keys})
+        of_runs, own = together[work], totals[work] - together[work]
+        usual = max(0.0, median(left[key] for key in keys))
+        # Six runs show little of one work alone: it varies as most works do at least.
+        of_work = (others * usual_together + freedom * works * of_runs) / (others + freedom * works)
+        pooled = Variation(
+            common=math.sqrt(alike * of_runs),
+            work=math.sqrt((1 - alike) * max(of_runs, of_work)),
+            own=math.sqrt(by_link * own),
+            point=math.sqrt((1 - by_link) * own),
+            common_freedom=freedom,
+            work_freedom=freedom * works + others,
+            own_freedom=freedom * max(1, sets - 1),
+            point_freedom=freedom * max(1, sets - 1) * works,
+            origin=VariationSource.HISTORY,
+        )
+        for key in keys:
+            noisier = left[key] > max(totals[work], NOISIER**2 * usual)
+            alone = replace(pooled, own=math.sqrt(max(0.0, left[key] - of_runs)), own_freedom=freedom, point=0.0)
+            shown[key] = alone if noisier else pooled
+    return shown
+
+
+def _alike_share(groups: Iterable[Sequence[tuple[Sequence[float], float]]]) -> float:
+    """Return the share of their variance that series of one group have in common; 1 if no group has two.
+
+    Each series has its values, one of each run, and its variance without the noise of trials, which no two share.
+    """
+    covariance, most = 0.0, 0.0
+    for group in groups:
+        sums = [math.fsum(values) for values in zip(*(series for series, _ in group), strict=True)]
+        deviations = [math.sqrt(part) for _, part in group]
+        covariance += variance(sums) - math.fsum(variance(series) for series, _ in group)
+        most += math.fsum(deviations) ** 2 - math.fsum(part for _, part in group)
+    return min(1.0, max(0.0, covariance / most)) if most > 0 else 1.0
+
+
+def with_history(known: Variation, shown: Variation, trials: float) -> Variation:
+    """Return how much a point varies, from a default and earlier runs; `trials` are of one run's, a variance.
+
+    Where runs vary significantly more than trials and default explain (χ² at 95%, as if all points varied together),
+    the default says nothing of this machine. Otherwise both count, each by its degrees of freedom.
+    """
+    freedom = shown.common_freedom
+    if (shown.sigma**2 + trials) * freedom > chi_square(freedom, 0.95) * (known.sigma**2 + trials):
+        return shown
+    common, own = math.hypot(shown.common, shown.work), math.hypot(shown.own, shown.point)
+    return with_shown(known, replace(shown, common=common, own=own))
 
 
 # With fewer links that are not all the same, a real change of one of them could pass for variation.
@@ -492,7 +567,11 @@ def in_both(
     ]
     if history:
         of_machine = from_history(base, [old, *(estimates(run, paths) for run in history)])
-        seen = {pair.key: with_shown(pair.between, of_machine[pair.key]) for pair in found if pair.key in of_machine}
+        seen = {
+            pair.key: with_history(pair.between, of_machine[pair.key], pair.of_trials / 2)
+            for pair in found
+            if pair.key in of_machine
+        }
     else:
         seen = from_changes({pair.key: pair for pair in found if pair.decided})
     return [replace(pair, between=seen.get(pair.key, pair.between)) for pair in found]

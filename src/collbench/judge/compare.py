@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median_high, median_low
 from typing import Any
 
-from collbench.judge.between_runs import NO_VARIATION, Key, PointPair, Variation, in_both, parts_of, points_by_key
+from collbench.judge.between_runs import (
+    NO_VARIATION,
+    Key,
+    PointPair,
+    Pool,
+    Variation,
+    in_both,
+    parts_of,
+    points_by_key,
+)
 from collbench.judge.outcome import flagged_trials, outcome, without_idle
 from collbench.judge.stats import Variance, reach, summarize
 from collbench.judge.tiers import tolerance
@@ -66,6 +75,14 @@ def _positions(run: Run) -> dict[tuple[str, int], int]:
 _TIE_ALPHA = 0.10  # docs/method/statistics.md 7: tied is a 90% interval within ±δ
 
 
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The chance that an answer is wrong, and that one of those is that share what earlier runs show, by its pool."""
+
+    answer: float
+    shared: Mapping[str, float]
+
+
 class ChangeVerdict(StrEnum):
     """What became of a data point or a group."""
 
@@ -115,7 +132,7 @@ def _judged(
     ends: tuple[float, float],
     parts: Sequence[Variance],
     delta: float,
-    alpha: float,
+    level: Level,
     fail_below: float,
 ) -> dict[str, Any]:
     """Return the fields of `Judged` for a difference with these parts of its variance; none: noise is unknown.
@@ -124,7 +141,7 @@ def _judged(
     above δ, too, and as slower only if the higher one is below: few must not decide.
     """
     least, most = ends
-    far = reach(parts, alpha) if parts else math.inf
+    far = _far(parts, level) if parts else math.inf
     lower, upper = difference - max(0.0, shift), difference - min(0.0, shift)
     verdict = ChangeVerdict.UNDECIDED
     if upper + far < -delta and most < -delta:
@@ -143,14 +160,26 @@ def _judged(
     }
 
 
+def _far(parts: Sequence[Variance], level: Level) -> float:
+    """Return how far a difference may be from the true one.
+
+    If most of it is what many answers share, that errs for all of these at once, and has a level of its own.
+    """
+    whole, most = reach(parts, level.answer), max(parts, key=lambda part: part.variance)
+    if most.pool not in level.shared:
+        return whole
+    rest = [part for part in parts if part is not most]
+    return min(whole, reach([most], level.shared[most.pool]) + reach(rest, level.answer))
+
+
 def _slower_in_trials(change: PointPair, alpha: float, delta: float) -> bool:
     """Return whether a data point would be worse if it did not vary from run to run."""
     of_trials = parts_of([(1.0, replace(change, between=NO_VARIATION))])
     return change.decided and change.difference + reach([*of_trials], alpha) < -delta
 
 
-def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
-    """Return what became of a data point; `alpha` is this answer's error, `fail_below` a ratio such as 0.05.
+def judge_change(change: PointPair, level: Level, fail_below: float) -> Change:
+    """Return what became of a data point; `level` is this answer's error, `fail_below` a ratio such as 0.05.
 
     Nearly every trial has to agree, because a data point may be noisier than its pool, or disturbed for a moment.
     """
@@ -171,8 +200,8 @@ def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
         new_seconds=after.seconds,
         trials=(len(old.trials), len(now.trials)),
         between=change.between,
-        slower_in_trials=ends[1] < -delta and _slower_in_trials(change, alpha, delta),
-        **_judged(change.difference, change.between.shift, ends, parts, delta, alpha, fail_below),
+        slower_in_trials=ends[1] < -delta and _slower_in_trials(change, level.answer, delta),
+        **_judged(change.difference, change.between.shift, ends, parts, delta, level, fail_below),
     )
 
 
@@ -225,8 +254,8 @@ def find_groups(candidates: Sequence[PointPair]) -> list[Together]:
     ]
 
 
-def judge_group(together: Together, alpha: float, fail_below: float) -> ChangeGroup:
-    """Return what became of a group; `alpha` is this answer's error.
+def judge_group(together: Together, level: Level, fail_below: float) -> ChangeGroup:
+    """Return what became of a group; `level` is this answer's error.
 
     Most of its data points have to agree: a disturbed one must not decide.
     """
@@ -247,7 +276,7 @@ def judge_group(together: Together, alpha: float, fail_below: float) -> ChangeGr
         members=members,
         points=len(pairs),
         size_bytes=max(pair.key.size_bytes for pair in pairs),
-        **_judged(middle, shift, (median_low(every), median_high(every)), parts, delta, alpha, fail_below),
+        **_judged(middle, shift, (median_low(every), median_high(every)), parts, delta, level, fail_below),
     )
 
 
@@ -382,6 +411,22 @@ def _of_labels(base: Run, new: Run, positions: Mapping[int, int]) -> Iterator[Di
 
 # The chance that any answer of a comparison is wrong where the true difference is exactly δ.
 _ALPHA = 0.01
+# That what answers share is more than what earlier runs show. An unchanged machine must be off by δ, too: if its runs
+# vary by 2% it is called changed in less than 1% of comparisons (benchmarks/between_runs.py).
+_SHARED_ALPHA = 0.02
+
+
+def _level(pairs: Sequence[PointPair], groups: int) -> Level:
+    """Return the chance of error of each answer. Small sizes, whose δ is three times as large, share none."""
+    decided = [pair.key for pair in pairs if pair.decided]
+    large = [key for key in decided if key.size_bytes >= TELLING_BYTES]
+    shares: dict[Pool, Sized] = {
+        Pool.RUNS: {key.size_bytes for key in large},
+        Pool.LINKS: {(key.size_bytes, frozenset(key.members)) for key in large},
+        Pool.WORKS: {(key.size_bytes, key.work) for key in large},
+    }
+    shared = {str(pool): _SHARED_ALPHA / max(1, len(those)) for pool, those in shares.items()}
+    return Level(_ALPHA / max(1, len(decided) + groups), shared)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -471,9 +516,9 @@ def compare(
     earlier = [points_by_key(run, match_devices(base, run).positions) for run in history]
     paired = in_both(old, now, base.paths, earlier)
     together = find_groups(paired)
-    alpha = _ALPHA / max(1, sum(pair.decided for pair in paired) + len(together))
-    judged = [judge_change(pair, alpha, fail_below) for pair in paired]
-    grouped = [judge_group(group, alpha, fail_below) for group in together]
+    level = _level(paired, len(together))
+    judged = [judge_change(pair, level, fail_below) for pair in paired]
+    grouped = [judge_group(group, level, fail_below) for group in together]
     own = wanted(points_by_key(new))
     renamed = dict(zip(now, own, strict=True))
     only_base = sorted((key for key in old if key not in now), key=_order)
