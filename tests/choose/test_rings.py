@@ -85,6 +85,22 @@ def test_one_link_between_all_pairs(n: int, rings: int) -> None:
     assert cut_bound(everyone(n)) == n - 1
 
 
+@pytest.mark.parametrize(("n", "bound"), [(16, 1.0), (17, 7.0)])
+def test_a_cut_through_the_middle_counts_up_to_sixteen_members(n: int, bound: float) -> None:
+    """Eight members and the others, all joined within; one link joins the two parts each way."""
+    links = np.zeros((n, n))
+    links[:8, :8], links[8:, 8:] = everyone(8), everyone(n - 8)
+    links[0, 8] = links[8, 0] = 1.0
+    assert cut_bound(links) == bound
+
+
+@pytest.mark.parametrize("n", [3, 16, 17, 20])
+def test_a_member_that_sends_or_receives_little_bounds_all_rings(n: int) -> None:
+    sends = everyone(n)
+    sends[1] *= 0.25
+    assert cut_bound(sends) == cut_bound(sends.T) == 0.25 * (n - 1)
+
+
 @st.composite
 def meshes(draw: st.DrawFn) -> Rates:
     n = draw(st.integers(3, 5))
