@@ -96,9 +96,9 @@ class ChangeVerdict(StrEnum):
 class Judged:
     """What became of a data point, or of several together. `ratio` is new over base bandwidth.
 
-    With 99%, its `interval` and those of all data points and groups hold at the same time; None below three trials in
-    either run. `delta` is the ratio up to which a difference changes no decision. `regressed`: significantly slower by
-    more than the comparison allows.
+    With 99%, 97% with history, its `interval` and those of all data points and groups hold at the same time; None below
+    three trials in either run. `delta` is the ratio up to which a difference changes no decision. `regressed`:
+    significantly slower by more than the comparison allows.
     """
 
     ratio: float
