@@ -43,10 +43,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Operation, int]
     """Return the run of each collective: several at a time, because starting them takes the time, not measuring."""
 
     def run(operation: Operation, count: int) -> Run:
-        folder = tmp_path_factory.mktemp(f"{operation}-{count}")
+        folder = folders[operation, count]
         return by_torchrun(folder, count, operation.value, "--sizes", SIZES, "--in-place", "--quick")
 
     cases = list(itertools.product(COLLECTIVES, COUNTS))
+    # Made here: pytest's first folder of a session is not made safely by several threads.
+    folders = {case: tmp_path_factory.mktemp("-".join(map(str, case))) for case in cases}
     at_once = max(2, len(os.sched_getaffinity(0)) // 3)  # two ranks with a worker each want a core
     with ThreadPoolExecutor(at_once) as threads:
         return {case: threads.submit(run, *case) for case in cases}
