@@ -215,6 +215,10 @@ class SmallAllreduces:
         """Return what was measured at one size."""
         return {allreduce.kind: allreduce for allreduce in self.timed if allreduce.size_bytes == size_bytes}
 
+    def won(self, size_bytes: int) -> tuple[Registration, ...]:
+        """Return the kinds that are fastest at one size; none where it was not measured on two."""
+        return next((winner.fastest for winner in self.winners if winner.size_bytes == size_bytes), ())
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes in bytes that were measured, ascending."""

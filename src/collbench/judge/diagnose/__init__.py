@@ -161,9 +161,10 @@ def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> s
 
 def suspects(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> list[Pair]:
     """Return the pairs far below their like without a verdict, the slowest first: more trials may tell why."""
+    usuals = ((_usual(alike), alike) for alike in _copies_alike(facts, rates))
     shares = [
-        (reading.gbs / median(other.gbs for other in alike), (min(reading.members), max(reading.members)))
-        for alike in _copies_alike(facts, rates)
+        (reading.gbs / usual, (min(reading.members), max(reading.members)))
+        for usual, alike in usuals
         for reading in alike
     ]
     return list(dict.fromkeys(pair for share, pair in sorted(shares) if share < _SUSPECT))
@@ -177,8 +178,12 @@ def _copies_alike(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> Itera
 
 def _far_from_median(alike: Sequence[Reading]) -> tuple[Reading, float] | None:
     """Return the slowest of some readings with their median, in GB/s, if it lies far below that."""
-    low, usual = min(alike, key=lambda reading: reading.gbs), median(reading.gbs for reading in alike)
+    low, usual = min(alike, key=lambda reading: reading.gbs), _usual(alike)
     return (low, usual) if low.gbs < _UNLIKE * usual else None
+
+
+def _usual(alike: Iterable[Reading]) -> float:
+    return median(reading.gbs for reading in alike)
 
 
 def _judged(facts: Facts, pair: Pair) -> bool:

@@ -424,8 +424,7 @@ def _fastest(every: Sequence[SmallAllreduces]) -> Table:
         cells = [format_size(size)]
         for found in every:
             seconds = [call.seconds for call in found.at(size).values()]
-            best = _names(found, size)
-            cells += [micro(min(seconds, default=None)), "tie" if ", " in best else best]
+            cells += [micro(min(seconds, default=None)), "tie" if len(found.won(size)) > 1 else _names(found, size)]
         rows.append(cells)
     # Blanks tell columns of one name apart.
     heads = ((f"{len(found.members)} ranks", f"fastest{' ' * number}") for number, found in enumerate(every))
@@ -434,7 +433,7 @@ def _fastest(every: Sequence[SmallAllreduces]) -> Table:
 
 def _names(found: SmallAllreduces, size: int) -> str:
     """Return the fastest kinds of memory at a size, "tie" for all."""
-    names = next((winner.fastest for winner in found.winners if winner.size_bytes == size), ())
+    names = found.won(size)
     return "tie" if len(names) == len(found.kinds) else ", ".join(map(_MEMORY.__getitem__, names))
 
 
