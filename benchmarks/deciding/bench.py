@@ -12,8 +12,7 @@ import numpy as np
 
 from collbench.measurement.backends.factory import open_simulated
 from collbench.measurement.confirm import confirm
-from collbench.measurement.plan import Request, make_plan
-from collbench.measurement.session import empty_run
+from collbench.measurement.plan import Request, empty_run, make_plan
 from collbench.measurement.sweep import Watcher, sweep, wrong_data
 from collbench.model.errors import CollbenchError, DataCorruption
 from collbench.model.operations import Operation, Variant, Work
@@ -138,7 +137,7 @@ def _request(sizes: tuple[int, ...] | None, copies: tuple[Variant, ...], collect
 def simulated_run(fabric: Fabric, request: Request, seed: int, *, confirmed: bool = False) -> Run:
     """Return the simulated run; `confirmed`, as `pairs` and `check` make it: what is accused is measured again.
 
-    An error that ends it early is recorded in it, as measurement/session.py does.
+    An error that ends it early is recorded in it, as api/measuring.py does.
     """
     opened = open_simulated(fabric, None, seed)
     plan, skipped = make_plan(request, opened.backend)

@@ -12,8 +12,7 @@ import numpy as np
 
 from collbench.measurement.backends.protocol import Backend, Opened, Step, Timing
 from collbench.measurement.confirm import confirm
-from collbench.measurement.plan import Request, make_plan
-from collbench.measurement.session import empty_run
+from collbench.measurement.plan import Request, empty_run, make_plan
 from collbench.measurement.sweep import Watcher, sweep
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device, Flag, FlagKind, Health, Machine, Run

@@ -16,7 +16,6 @@ import pytest
 from collbench.api import SILENT, by_run
 from collbench.api.by_run import measure_finalists
 from collbench.api.selecting import SelectRequest
-from collbench.model.run import Run
 from collbench.runfile import saved_runs
 from tests.builders import gpus, pair_run
 from tests.cli.program import Program, collbench, list_only
@@ -124,22 +123,11 @@ def test_finalists_are_measured_without_a_file(program: Program, monkeypatch: py
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
     measured: list[Path | None] = []
 
-    class FakeSession:
-        run: Run = pair_run(4, lambda a, b: 300.0)
-        writer = SimpleNamespace(path=None, failure=None)
+    def fake(_request: object, path: Path | None, *_: object) -> SimpleNamespace:
+        measured.append(path)
+        return SimpleNamespace(run=pair_run(4, lambda a, b: 300.0), path=path)
 
-        def __init__(self, _request: object, path: Path | None, *_: object, **__: object) -> None:
-            measured.append(path)
-
-        def __enter__(self) -> Self:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def measure(self, _progress: object) -> None: ...
-
-    monkeypatch.setattr("collbench.measurement.session.Session", FakeSession)
-    monkeypatch.setattr("collbench.measurement.backends.factory.begin", lambda *_: None)
+    monkeypatch.setattr(by_run, "measure", fake)
     links = pair_run(4, lambda *_: 300.0)
     assert measure_finalists(SelectRequest(count=2), links, SILENT, ((0, 1), (2, 3)))[1] is None
     assert measured == [None]

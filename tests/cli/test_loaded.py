@@ -45,7 +45,7 @@ def test_a_command_loads_few_modules(command: list[str], most: int, without: set
 _WHEN = """
 import sys
 from collbench.cli import main
-from collbench.measurement import session
+from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import Backend
 seen = []
 def noting(function):
@@ -53,7 +53,7 @@ def noting(function):
         seen.append(set(sys.modules))
         return function(*arguments, **keywords)
     return called
-session.open_backend = noting(session.open_backend)
+factory.open_backend = noting(factory.open_backend)
 Backend.ready = noting(Backend.ready)
 sys.argv[0] = "collbench"
 status = main()

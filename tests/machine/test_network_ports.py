@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from collbench.machine.network_cards import down, read_ports, slower
 from collbench.measurement.backends.protocol import Opened
-from collbench.measurement.session import read_ports_after
+from collbench.measurement.plan import read_ports_after
 from collbench.model.run import NetworkPort
 from collbench.ranks.ports import CONGESTION, ERRORS, changes
 from collbench.report.text.frame import network_lines, unhealthy_lines

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from collbench.api import Notices
+from collbench.api.measuring import measure
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.tails import tails
 from collbench.measurement.backends.protocol import Step, Timing, time_step
 from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.plan import Plan, Request, make_plan
-from collbench.measurement.session import Session
 from collbench.measurement.sweep import Watcher, latency_of, time_singles
 from collbench.model.errors import Cause, Failure, FailureKind, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
@@ -43,9 +44,7 @@ def request(**changes: Any) -> Request:
 
 
 def measured_run(path: Path | None, request_to_run: Request) -> Run:
-    with Session(request_to_run, path, pytest.fail) as session:
-        session.measure(lambda _done, _total: None)
-        return session.run
+    return measure(request_to_run, path, Notices(say=pytest.fail), "measuring").run
 
 
 def test_every_data_point_gets_its_launches_and_the_file_keeps_them(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from collbench import annexes
+from collbench.api import Notices
+from collbench.api.measuring import measure
 from collbench.jobs.replay.results import Replay, ReplayedCall, ReplayTrial
-from collbench.measurement.session import Session
 from collbench.model.errors import Cause, Failure, FailureKind, RunFileError, WrongData, died
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
@@ -102,8 +103,7 @@ def host_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the JSON of a file that a real measurement on this machine's cores has saved."""
     path = tmp_path_factory.mktemp("host") / "run.json"
     request = dataclasses.replace(ALL, backend="host", sizes=(4096, 65536), collectives=(), command=("pairs",))
-    with Session(request, path, pytest.fail) as session:
-        session.measure(lambda _done, _total: None)
+    measure(request, path, Notices(say=pytest.fail), "measuring")
     return json.loads(path.read_text(encoding="utf-8"))
 
 

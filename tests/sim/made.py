@@ -10,8 +10,7 @@ from pathlib import Path
 
 from collbench.cluster.simulated import Cluster
 from collbench.measurement.backends.factory import open_simulated
-from collbench.measurement.plan import Request, make_plan
-from collbench.measurement.session import empty_run
+from collbench.measurement.plan import Request, empty_run, make_plan
 from collbench.measurement.sweep import Watcher, sweep, wrong_data
 from collbench.model.errors import DataCorruption
 from collbench.model.operations import Operation, Work

@@ -23,7 +23,7 @@ from collbench.cluster.switches import levels, read_switches
 from collbench.judge.outcome import outcome
 from collbench.machine.launchers import LaunchEnvironment, find_launch
 from collbench.measurement.backends.protocol import Opened
-from collbench.measurement.plan import Request, settings_of
+from collbench.measurement.plan import Request, begun_run, read_ports_after, settings_of
 from collbench.model.capabilities import SIM, is_simulated
 from collbench.model.errors import (
     CollbenchError,
@@ -197,8 +197,6 @@ def survey_launch(
 
 
 def _new_run(request: Request, opened: Opened) -> Run:
-    from collbench.measurement.session import begun_run  # late: numpy
-
     works = tuple(work.operation for work in request.collectives)
     return begun_run(opened, settings_of(request, works, request.sizes or (), 1, opened))
 
@@ -210,7 +208,6 @@ def _survey(
     # Late: numpy and scipy need not be there for --help.
     from collbench.cluster.nodes import choose_nodes, late_nodes
     from collbench.cluster.page import SurveyOrigin, lost
-    from collbench.measurement.session import read_ports_after
     from collbench.report.text.frame import headline, network_lines
 
     try:

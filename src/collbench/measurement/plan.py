@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
 
-from collbench.measurement.backends.protocol import Backend, Opened, Step
+from collbench.measurement.backends.protocol import Backend, OpenDevices, Opened, Step
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Endpoints, InPlace, Operation, Registration, Variant, Work
@@ -14,9 +15,11 @@ from collbench.model.run import (
     Asked,
     CommandKind,
     DataPoint,
+    Device,
     Layout,
     Members,
     Pair,
+    Run,
     Settings,
     SkipKind,
     Skipped,
@@ -655,3 +658,49 @@ def _fitting(sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...],
         )
     large = tuple(size for size in sizes if size > capacity)
     return fitting, [Skipped(SkipKind.ROOM, sizes=large, limit_bytes=capacity, free_bytes=free)] if large else []
+
+
+# The run that begins with a plan.
+
+
+def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:
+    """Return the run of a request before its first trial: the machine and the settings."""
+    if request.layers:  # the numbers of ranks depend on the devices
+        request = replace(request, sets=next(iter(plan.groups.values())))
+    settings = settings_of(
+        request,
+        operations=tuple(dict.fromkeys(work.operation for work in plan.groups)),
+        sizes=tuple(sorted({size for sizes in plan.sizes.values() for size in sizes})),
+        trials=request.stopping_rule().screening,
+        opened=opened,
+    )
+    return replace(begun_run(opened, settings), skipped=skipped)
+
+
+def begun_run(opened: Opened, settings: Settings) -> Run:
+    """Return a run that starts now on the opened devices, without measurements."""
+    run = new_run(opened.backend.name, opened.backend.devices(), opened, settings)
+    run.ports_before = opened.ports() or ()
+    return run
+
+
+def read_ports_after(run: Run, opened: Opened) -> None:
+    """Store the final counters of the network cards' ports. Raises BackendError."""
+    ports = opened.ports()
+    run.ports_after, run.ports_after_read = ports or (), ports is not None
+
+
+def new_run(backend: str, devices: tuple[Device, ...], opened: OpenDevices, settings: Settings) -> Run:
+    """Return a run that starts now on these devices, without measurements."""
+    from importlib.metadata import version  # late: 15 ms, while the GPUs are opened
+
+    return Run(
+        backend=backend,
+        version=version("collbench"),
+        started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        machine=opened.machine,
+        devices=devices,
+        paths=opened.paths,
+        settings=settings,
+        health_before=opened.health(),
+    )

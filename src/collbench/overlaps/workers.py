@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -22,13 +22,9 @@ from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.protocol import OpenDevices
 from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.backends.torch_process import TorchWorkers, worker_environment
-from collbench.measurement.plan import device_words
-from collbench.measurement.session import new_run
+from collbench.measurement.plan import device_words, new_run
 from collbench.model.capabilities import SIM, capabilities
-from collbench.model.errors import CollbenchError
 from collbench.model.run import Device, Run, Settings
-from collbench.runfile import run_file
-from collbench.runfile.run_file import RunWriter
 from collbench.sim.fabrics import Fabric
 
 Workers_co = TypeVar("Workers_co", covariant=True)
@@ -101,37 +97,19 @@ class WorkersRequest(ABC):
 
 
 class WorkerSession(OpenSession):
-    """A request on workers with torch, one for each device.
-
-    Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
-    """
+    """A request on workers with torch, one for each device."""
 
     def __init__(self, request: WorkersRequest, path: Path | None, notices: Notices = SILENT) -> None:
-        if path is not None:
-            run_file.check_writable(path, replace=request.force)
-        self._request, self._notices = request, notices
-        self._opened = request.open()
-        try:
-            self.run = request.begun_run(self._opened)
-            self._writer = RunWriter(self.run, path, notices.say, replace=request.force)
-        except BaseException:
-            self.close()
-            raise
+        self._request = request
+        super().__init__(path, notices, request.title, force=request.force)
 
-    def measure(self) -> None:
-        """Measure; what was measured is saved however it ends. Raises MachineError, BackendError, DataCorruption."""
-        try:
-            with self._notices.progress(self._request.title) as progress:
-                self._request.measure(self._opened, self.run, self._writer.keep, progress)
-        finally:
-            if any(self.run.results):
-                with suppress(CollbenchError):  # a GPU that fell off the bus has no health
-                    self.run.health_after = self._opened.health()
-                self._writer.end()
+    def _begin(self, stack: ExitStack) -> Run:
+        self._opened = opened = self._request.open()
+        stack.callback(opened.close)
+        return self._request.begun_run(opened)
 
-    def close(self) -> None:
-        """End the workers."""
-        self._opened.close()
+    def _measure(self, progress: Callable[[int, int], None]) -> None:
+        self._request.measure(self._opened, self.run, self._writer.keep, progress)
 
 
 class TorchWorld(TorchWorkers):

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 from collbench.machine import device_names
 from collbench.machine.device_names import NAME, ORDER, visible
@@ -21,9 +21,7 @@ from collbench.model.errors import MachineError
 from collbench.model.run import Device, Health, Machine, Path
 
 if TYPE_CHECKING:
-    from collbench.machine.nvidia_smi import LiveTools
     from collbench.machine.nvml import Nvml
-    from collbench.measurement.backends.isolated import IsolatedBackend
     from collbench.measurement.backends.protocol import BackendFacts
     from collbench.measurement.backends.sim import SimBackend
     from collbench.measurement.plan import Request
@@ -116,15 +114,6 @@ def _no_gpu(why: str) -> MachineError:
 # From a backend's name to an open backend with the facts about its machine. Nothing is substituted silently.
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The slow parts of opening the cuda backend: its worker, and nvidia-smi. `meanwhile` is called while they work."""
-
-    backend: IsolatedBackend
-    tools: LiveTools
-    meanwhile: Callable[[], object]
-
-
 Choice: TypeAlias = Callable[[tuple[Device, ...]], tuple[Device, ...]]  # may drop some of the devices
 
 
@@ -171,30 +160,14 @@ def present_devices(name: str) -> tuple[Device, ...]:
         return may_use(nvml.devices())
 
 
-def begin(name: str, meanwhile: Callable[[], object] = lambda: None) -> Begun | None:
-    """Start what the backend's opening waits for, and return at once; None if the backend waits for nothing."""
-    if not capabilities(name).nvml:
-        return None
-    from collbench.measurement.backends.isolated import IsolatedBackend
-
-    backend = IsolatedBackend()
-    backend.start()
-    from collbench.machine.nvidia_smi import LiveTools
-
-    return Begun(backend, LiveTools(), meanwhile)
-
-
-def open_backend(request: Request, begun: Begun | None = None) -> Opened:
-    """Open the request's backend on its devices, with the worker that was begun, if one was.
-
-    Raises UsageError, MachineError.
-    """
+def open_backend(request: Request) -> Opened:
+    """Open the request's backend on its devices. Raises UsageError, MachineError."""
     row = capabilities(request.backend)
     if row.simulated:
         return open_simulated(simulated(request.fabric), request.devices, request.seed, request.fewest_devices)
     if row.cores:
         return _open_host(request.devices)
-    return _open_cuda(request, cast("Begun", begun or begin(request.backend)))
+    return _open_cuda(request)
 
 
 def simulated(fabric: str | None) -> Fabric:
@@ -324,15 +297,19 @@ def _open_host(wanted: str | None) -> Opened:
     return Opened(backend, machine=here(), paths=numa.paths(devices), close=backend.close)
 
 
-def _open_cuda(request: Request, begun: Begun) -> Opened:
+def _open_cuda(request: Request) -> Opened:
     """Let the worker start CUDA and NCCL while this process queries NVML; this process never loads CUDA."""
-    from collbench.machine.nvml import Nvml
+    from collbench.measurement.backends.isolated import IsolatedBackend
 
     with ExitStack() as stack:
-        backend, tools = begun.backend, begun.tools
+        backend = IsolatedBackend()
+        backend.start()
         # This waits, because the next command (`pairs && train`) might take the ending worker for another user's.
         stack.callback(backend.reap)
-        stack.callback(tools.close)
+        from collbench.machine.nvidia_smi import LiveTools
+        from collbench.machine.nvml import Nvml
+
+        tools = stack.enter_context(LiveTools())
         nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
         present = nvml.devices()
         visible = backend.list_gpus()
@@ -342,7 +319,8 @@ def _open_cuda(request: Request, begun: Begun) -> Opened:
         registrations = len(request.registrations)
         backend.open(Open(devices, request.nccl, bool(request.collectives), registrations=registrations))
         machine, paths = here(nvml), nvml.paths(devices)
-        begun.meanwhile()
+        import collbench.measurement.sweep  # noqa: F401 - numpy, which takes as long to load as the GPUs to open
+
         facts = backend.facts  # waits for CUDA and NCCL; nvidia-smi has answered by then
         return Opened(
             backend,

@@ -2,15 +2,17 @@ import errno
 import os
 import pathlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from collbench.measurement import session
+from collbench.api import Notices
+from collbench.api.measuring import RequestSession
+from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import Opened, Step
 from collbench.measurement.plan import Request
-from collbench.measurement.session import Session
 from collbench.model.errors import BackendError, MachineError, UsageError
 from collbench.model.run import Health, Machine, StopReason
 from collbench.runfile import run_file
@@ -18,31 +20,33 @@ from tests.builders import ALL, paths
 from tests.measurement.fakes import FakeBackend
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
+Begin = Callable[..., RequestSession]
 
 
 @pytest.fixture
-def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[..., Session]:
+def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Begin:
     """Return what begins a session on a backend; its run goes to run.json, and what it reports fails the test."""
 
     def session_on(
-        backend: FakeBackend, request: Request = ALL, report: Callable[[str], None] = pytest.fail, **more: Any
-    ) -> Session:
+        backend: FakeBackend,
+        request: Request = ALL,
+        report: Callable[[str], None] = pytest.fail,
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+        **more: Any,
+    ) -> RequestSession:
         parts: dict[str, Any] = {"paths": paths(len(backend.devices())), "health": tuple, "close": backend.close}
         opened = Opened(backend, machine=Machine("box", "Linux", "CPU"), **parts | more)
-        monkeypatch.setattr(session, "open_backend", lambda *_, **__: opened)
-        return Session(request, tmp_path / "run.json", report)
+        monkeypatch.setattr(factory, "open_backend", lambda *_, **__: opened)
+        notices = Notices(say=report, progress=lambda _title: nullcontext(progress))
+        return RequestSession(request, tmp_path / "run.json", notices, "measuring")
 
     return session_on
 
 
-def quiet(_done: int, _total: int) -> None:
-    pass
-
-
-def test_a_finished_session_has_saved_what_it_holds(begin: Callable[..., Session], tmp_path: pathlib.Path) -> None:
+def test_a_finished_session_has_saved_what_it_holds(begin: Begin, tmp_path: pathlib.Path) -> None:
     backend = FakeBackend(3)
     with begin(backend, health=lambda: (Health(temperature=40),) * 3) as measuring:
-        measuring.measure(quiet)
+        measuring.measure()
     saved = run_file.load(tmp_path / "run.json")
     assert run_file.dumps(saved) == run_file.dumps(measuring.run)
     assert saved.complete
@@ -51,20 +55,22 @@ def test_a_finished_session_has_saved_what_it_holds(begin: Callable[..., Session
     assert [health.temperature for health in saved.health_before + saved.health_after] == [40] * 6
     assert backend.reserved == [MIB]
     assert backend.closed
-    assert measuring.writer.failure is None
+    assert measuring.failure is None
 
 
-def test_devices_are_released_when_the_session_ends_not_before_the_run_is_shown(begin: Callable[..., Session]) -> None:
+def test_devices_are_released_when_the_session_ends_not_before_the_run_is_shown(
+    begin: Begin,
+) -> None:
     """Closing waits for the worker (tests/native/test_cli_on_fakes.py); what is shown meanwhile costs nothing."""
     done: list[str] = []
     with begin(FakeBackend(2), close=lambda: done.append("closed")) as measuring:
-        measuring.measure(quiet)
+        measuring.measure()
         done.append("shown")
     assert done == ["shown", "closed"]
 
 
 def test_at_any_moment_the_file_is_a_whole_run(
-    begin: Callable[..., Session], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_file, "_PERIOD_S", 0.0)
     monkeypatch.setattr(run_file, "_TIMES_AS_LONG", 0)
@@ -76,8 +82,8 @@ def test_at_any_moment_the_file_is_a_whole_run(
         assert {m.stop for m in saved.measurements} == {StopReason.INTERRUPTED}
         trials.append(sum(len(m.samples) for m in saved.measurements))
 
-    with begin(FakeBackend(2)) as measuring:
-        measuring.measure(check_file)
+    with begin(FakeBackend(2), progress=check_file) as measuring:
+        measuring.measure()
     assert trials == list(range(1, len(trials) + 1))
     assert len(trials) > 20
     assert run_file.load(path).complete
@@ -86,7 +92,7 @@ def test_at_any_moment_the_file_is_a_whole_run(
 
 @pytest.mark.parametrize("failure", [BackendError("cuMemcpyPeerAsync failed"), KeyboardInterrupt()])
 def test_what_was_measured_before_the_end_is_saved(
-    failure: BaseException, begin: Callable[..., Session], tmp_path: pathlib.Path
+    failure: BaseException, begin: Begin, tmp_path: pathlib.Path
 ) -> None:
     def on_step(number: int, _step: Step) -> None:
         if number == 40:
@@ -99,8 +105,8 @@ def test_what_was_measured_before_the_end_is_saved(
         nonlocal trials
         trials = done
 
-    with begin(backend) as measuring, pytest.raises(type(failure)):
-        measuring.measure(count)
+    with begin(backend, progress=count) as measuring, pytest.raises(type(failure)):
+        measuring.measure()
     saved = run_file.load(tmp_path / "run.json")
     assert not saved.complete
     assert sum(len(measurement.samples) for measurement in saved.measurements) == trials > 0
@@ -108,17 +114,17 @@ def test_what_was_measured_before_the_end_is_saved(
     assert backend.closed
 
 
-def test_nothing_measured_leaves_no_file(begin: Callable[..., Session], tmp_path: pathlib.Path) -> None:
+def test_nothing_measured_leaves_no_file(begin: Begin, tmp_path: pathlib.Path) -> None:
     def fail(_number: int, _step: Step) -> None:
         raise BackendError("no GPU answers")
 
     with begin(FakeBackend(2, on_step=fail)) as measuring, pytest.raises(BackendError):
-        measuring.measure(quiet)
+        measuring.measure()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_health_that_cannot_be_read_any_more_hides_neither_the_cause_nor_the_run(
-    begin: Callable[..., Session], tmp_path: pathlib.Path
+    begin: Begin, tmp_path: pathlib.Path
 ) -> None:
     gpu_lost = False
 
@@ -135,12 +141,12 @@ def test_health_that_cannot_be_read_any_more_hides_neither_the_cause_nor_the_run
 
     lost = FakeBackend(2, on_step=on_step)
     with begin(lost, health=health) as measuring, pytest.raises(BackendError, match="fell off the bus"):
-        measuring.measure(quiet)
+        measuring.measure()
     assert run_file.load(tmp_path / "run.json").health_after == ()
 
 
 def test_a_full_disk_is_reported_once_and_measuring_goes_on(
-    begin: Callable[..., Session], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -149,28 +155,28 @@ def test_a_full_disk_is_reported_once_and_measuring_goes_on(
     path.write_text("an older run", encoding="utf-8")
     monkeypatch.setattr(os, "fsync", full)
     with begin(FakeBackend(2), replace(ALL, force=True), reported.append) as measuring:
-        measuring.measure(quiet)
+        measuring.measure()
     assert measuring.run.complete
     assert len(reported) == 1
     assert "No space left on device" in reported[0]
     assert "measuring continues" in reported[0]
-    assert measuring.writer.failure is not None
+    assert measuring.failure is not None
     assert path.read_text(encoding="utf-8") == "an older run"
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_the_same_seed_measures_in_the_same_order(begin: Callable[..., Session]) -> None:
+def test_the_same_seed_measures_in_the_same_order(begin: Begin) -> None:
     orders = []
     for seed in (5, 5, 6):
         backend = FakeBackend(4)
         with begin(backend, replace(ALL, seed=seed, force=True)) as measuring:
-            measuring.measure(quiet)
+            measuring.measure()
         orders.append(backend.steps)
     assert orders[0] == orders[1]
     assert orders[0] != orders[2]
 
 
-def test_what_cannot_be_measured_at_all_is_refused(begin: Callable[..., Session], tmp_path: pathlib.Path) -> None:
+def test_what_cannot_be_measured_at_all_is_refused(begin: Begin, tmp_path: pathlib.Path) -> None:
     backend = FakeBackend(2)
     backend.capacity = 512 * MIB
     with pytest.raises(UsageError, match="size 1G does not fit: the fullest device has room for messages of 512 MiB"):
@@ -179,10 +185,8 @@ def test_what_cannot_be_measured_at_all_is_refused(begin: Callable[..., Session]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_other_variable_is_kept(
-    begin: Callable[..., Session], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_other_variable_is_kept(begin: Begin, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hush")
     with begin(FakeBackend(2)) as measuring:
-        measuring.measure(quiet)
+        measuring.measure()
     assert "hush" not in (tmp_path / "run.json").read_text(encoding="utf-8")
