@@ -9,7 +9,7 @@ import pathlib
 
 import pytest
 
-from collbench.machine.kernel import available_bytes, cpu_quota, has_gpu_files, unseen_in_step, withheld
+from collbench.machine.kernel import available_bytes, has_gpu_files, unseen_in_step, withheld
 from tests.machine.roots import write
 
 MEMINFO = {"proc/meminfo": "MemTotal:       24684000 kB\nMemAvailable:       1000 kB\n"}
@@ -48,27 +48,6 @@ V2, V1 = {"proc/self/cgroup": "0::/a/b\n"}, {"proc/self/cgroup": "4:memory:/a/b\
 def test_available_memory_is(tmp_path: pathlib.Path, title: str, files: dict[str, str], expected: int) -> None:
     write(tmp_path, MEMINFO | files)
     assert available_bytes(tmp_path) == expected, title
-
-
-@pytest.mark.parametrize(
-    ("what", "files", "quota"),
-    [
-        ("none", {}, None),
-        ("v2, no limit", {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"}, None),
-        ("v2, the parent is tighter", {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n",
-         "sys/fs/cgroup/a/b/cpu.max": "800000 100000\n"}, 1.5),
-        ("v1", {"proc/self/cgroup": "2:cpu,cpuacct:/d\n", "sys/fs/cgroup/cpu/d/cpu.cfs_quota_us": "400000\n",
-         "sys/fs/cgroup/cpu/d/cpu.cfs_period_us": "100000\n"}, 4.0),
-        ("v1, no limit", {"proc/self/cgroup": "2:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ("a line that is none", {"proc/self/cgroup": "garbage\n0::/a\n", "sys/fs/cgroup/a/cpu.max": "x y z\n"}, None),
-    ],
-)  # fmt: skip
-def test_the_tightest_cpu_quota_above_the_process_counts(
-    tmp_path: pathlib.Path, what: str, files: dict[str, str], quota: float | None
-) -> None:
-    write(tmp_path, files)
-    assert cpu_quota(tmp_path) == quota, what
 
 
 @pytest.mark.parametrize(

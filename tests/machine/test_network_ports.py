@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.machine.network_cards import down, read_ports, slower
+from collbench.machine.network_cards import read_ports
 from collbench.measurement.backends.protocol import Opened
 from collbench.measurement.plan import read_ports_after
 from collbench.model.run import NetworkPort
+from collbench.preflight.judge import down, slower
 from collbench.ranks.ports import CONGESTION, ERRORS, changes
 from collbench.report.text.frame import network_lines, unhealthy_lines
 from collbench.runfile import run_file

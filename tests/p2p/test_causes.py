@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from collbench.machine.nvidia_smi import peer_answers
 from collbench.model.errors import Cause, Failure, FailureKind, WrongData
 from collbench.model.run import NO_PEERS, Path, PeerStatus, Refusal, SkipKind
 from collbench.p2p.causes import Certainty, causes, hidden, workarounds
+from collbench.p2p.examine import peer_answers
 from collbench.p2p.peer_map import BY_PEER_ACCESS, THROUGH_HOST, Crossing, PeerLink, PeerMap, PeerState
 from collbench.preflight.findings import GpuState, MachineFacts, Slot, Space
 from tests.preflight.described import GIB, gpu, machine

@@ -10,7 +10,7 @@ import pytest
 from collbench.machine import kernel
 from collbench.model.run import Device
 from collbench.preflight import collect
-from collbench.preflight.collect import acs_control, slot
+from collbench.preflight.collect import acs_control, cpu_quota, slot
 from collbench.preflight.findings import Slot
 from tests.machine.roots import put, write
 
@@ -139,3 +139,24 @@ def test_source_validation_by_itself_redirects_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("odd", ["", "nonsense", "zz:01:00.0", "00000000:../../etc"])
 def test_an_invalid_bus_id_gives_no_facts(tmp_path: Path, odd: str) -> None:
     assert slot(tmp_path, odd) == Slot()
+
+
+@pytest.mark.parametrize(
+    ("what", "files", "quota"),
+    [
+        ("none", {}, None),
+        ("v2, no limit", {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"}, None),
+        ("v2, the parent is tighter", {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n",
+         "sys/fs/cgroup/a/b/cpu.max": "800000 100000\n"}, 1.5),
+        ("v1", {"proc/self/cgroup": "2:cpu,cpuacct:/d\n", "sys/fs/cgroup/cpu/d/cpu.cfs_quota_us": "400000\n",
+         "sys/fs/cgroup/cpu/d/cpu.cfs_period_us": "100000\n"}, 4.0),
+        ("v1, no limit", {"proc/self/cgroup": "2:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ("a line that is none", {"proc/self/cgroup": "garbage\n0::/a\n", "sys/fs/cgroup/a/cpu.max": "x y z\n"}, None),
+    ],
+)  # fmt: skip
+def test_the_tightest_cpu_quota_above_the_process_counts(
+    tmp_path: Path, what: str, files: dict[str, str], quota: float | None
+) -> None:
+    write(tmp_path, files)
+    assert cpu_quota(tmp_path) == quota, what

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collbench.machine.network_cards import nearest
 from collbench.model.run import NetworkPort
 from collbench.preflight.findings import Level
+from collbench.preflight.judge import nearest
 from tests.preflight.described import machine, named
 
 

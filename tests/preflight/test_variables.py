@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collbench.preflight.findings import Level
+from collbench.preflight.judge import cost
 from tests.preflight.described import machine, named
 
 
@@ -40,3 +41,27 @@ def test_what_a_file_sets_is_reported_with_its_file() -> None:
     finding = named(facts, "NCCL_P2P_DISABLE")
     assert "1 (set in /etc/nccl.conf)" in finding.text
     assert "that file" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("NCCL_P2P_DISABLE", "1", "host memory"),
+        ("NCCL_P2P_DISABLE", "0", ""),
+        ("NCCL_P2P_DISABLE", "true", "reads this text as 0"),
+        ("NCCL_P2P_LEVEL", "LOC", "host memory"),
+        ("NCCL_P2P_LEVEL", "NVL", ""),
+        ("NCCL_NVLS_ENABLE", "0", ""),  # a choice that hosts which share a switch must make
+        ("NCCL_NVLS_ENABLE", "off", "reads this text as 0"),
+        ("NCCL_MAX_NCHANNELS", "0x8", "fewer channels"),
+        ("NCCL_BUFFSIZE", "0xA00000", "smaller buffers"),
+        ("NCCL_COMM_BLOCKING", "-1", ""),
+        ("NCCL_DEBUG", "trace", "every call"),
+        ("NCCL_DEBUG", "INFO", ""),
+        ("NCCL_ALGO", "Ring", "best"),
+        ("NCCL_LOCAL_REGISTER", "", ""),  # an empty value is none to NCCL
+    ],
+)
+def test_a_value_states_its_cost(name: str, value: str, words: str) -> None:
+    assert words in cost(name, value)
+    assert bool(cost(name, value)) == bool(words)

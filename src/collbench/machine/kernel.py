@@ -1,13 +1,12 @@
-"""What the kernel shows in files: PCI devices, how much memory and CPU time this process may use, and its container."""
+"""What the kernel shows in files: GPUs on PCI, how much memory this process may use, and its container."""
 
 from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 _ROOT = pathlib.Path("/")
-PCI_BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # as the kernel writes it
 
 
 def read(file: pathlib.Path) -> str:
@@ -30,14 +29,6 @@ def kernel_bus_id(pci_bus_id: str) -> str:
     """Return the kernel's name of a PCI device, 0000:06:00.0 of NVML's 00000000:06:00.0. Raises ValueError."""
     domain, _, rest = pci_bus_id.partition(":")
     return f"{int(domain, 16):04x}:{rest.lower()}"
-
-
-def pci_device(root: pathlib.Path, pci_bus_id: str) -> pathlib.Path | None:
-    """Return the folder of a PCI device in sysfs, below those of the bridges above it; None if it is not there."""
-    try:
-        return (root / "sys/bus/pci/devices" / kernel_bus_id(pci_bus_id)).resolve(strict=True)
-    except (ValueError, OSError, RuntimeError):
-        return None
 
 
 # Any display or 3D controller of NVIDIA's [PCI IDs: vendor 10de; class codes 0300, 0302].
@@ -76,7 +67,7 @@ def available_bytes(root: pathlib.Path = _ROOT) -> int:
 
 def _left(root: pathlib.Path) -> Iterator[int]:
     """Yield limit − use of each memory cgroup that has a limit; inactive page cache counts as free."""
-    for unified, folder in _folders(root, "memory"):
+    for unified, folder in cgroup_folders(root, "memory"):
         names = ("memory.max", "memory.current", "inactive_file")
         if not unified:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -85,26 +76,7 @@ def _left(root: pathlib.Path) -> Iterator[int]:
             yield limit - used + _fields(folder / "memory.stat").get(names[2], 0)
 
 
-def cpu_quota(root: pathlib.Path = _ROOT) -> float | None:
-    """Return the CPUs' worth of time that the tightest cgroup allows this process; None if none limits it."""
-    quotas = []
-    for unified, folder in _folders(root, "cpu"):
-        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        texts = read(folder / "cpu.max").split() if unified else [read(folder / file).strip() for file in files]
-        quotas.append(_quota(texts))
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _quota(texts: Collection[str]) -> float | None:
-    """Return quota / period of two numbers in µs; None for "max", -1 and what is no number."""
-    try:
-        quota, period = (int(text) for text in texts)
-    except ValueError:
-        return None
-    return quota / period if quota > 0 and period > 0 else None
-
-
-def _folders(root: pathlib.Path, controller: str) -> Iterator[tuple[bool, pathlib.Path]]:
+def cgroup_folders(root: pathlib.Path, controller: str) -> Iterator[tuple[bool, pathlib.Path]]:
     """Yield the folders of this process's cgroups and of their parents, whose limits bind as well.
 
     Each with True if it is of cgroups version 2, which have one tree for all controllers.

@@ -383,8 +383,8 @@ def with_reported(
 
     The texts number GPUs as nvidia-smi does, and so does Device.index.
     """
-    labels = {} if topology is None else _by_gpus(topology.gpus, topology.labels)
-    states = {} if peers is None else _by_gpus(peers.gpus, peers.states)
+    labels = {} if topology is None else by_gpus(topology.gpus, topology.labels)
+    states = {} if peers is None else by_gpus(peers.gpus, peers.states)
     reported_paths = []
     for path in paths:
         a, b = (f"GPU{devices[position].index}" for position in path.devices)
@@ -393,18 +393,8 @@ def with_reported(
     return tuple(reported_paths)
 
 
-def peer_answers(texts: Mapping[str, str]) -> dict[tuple[str, str], dict[str, PeerStatus]]:
-    """Return what `topo -p2p` answered for each two GPUs, by the letters of the texts; unreadable texts say nothing."""
-    answers: dict[tuple[str, str], dict[str, PeerStatus]] = {}
-    for letter, text in texts.items():
-        with suppress(UsageError):
-            peers = parse_p2p(text)
-            for pair, state in _by_gpus(peers.gpus, peers.states).items():
-                answers.setdefault(pair, {})[letter] = PeerStatus(state)
-    return answers
-
-
-def _by_gpus(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Mapping[tuple[str, str], str]:
+def by_gpus(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Mapping[tuple[str, str], str]:
+    """Return the cells of a matrix by the names of its two GPUs."""
     return {(a, b): rows[i][j] for i, a in enumerate(names) for j, b in enumerate(names) if i != j}
 
 

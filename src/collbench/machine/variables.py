@@ -1,9 +1,8 @@
-"""Environment variables of NCCL, CUDA and torch: which a run records, which make a figure false, what some cost."""
+"""Environment variables of NCCL, CUDA and torch: which a run records, which make a figure false, who reads them."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -78,7 +77,7 @@ def switched_on(value: str | None) -> bool:
     return (value or "").strip() not in ("", "0")
 
 
-# All names that NCCL reads, to distinguish a typo from a rare one, and what some values cost.
+# All names that NCCL reads, to distinguish a typo from a rare one.
 
 # Names are without "NCCL_". [NCCL 2.30.7, src/: NCCL_PARAM, DEFINE_NCCL_PARAM, ncclGetEnv, getenv]
 _READ_BY_2_30 = """
@@ -141,42 +140,6 @@ OTHERS_NAMES = frozenset(f"NCCL_{name}" for name in _READ_BY_OTHERS.split())
 # Variables of these parts do nothing between GPUs of one host.
 _BETWEEN_HOSTS = ("NCCL_IB_", "NCCL_SOCKET_", "NCCL_OOB_", "NCCL_PXN", "NCCL_CROSS_NIC")
 
-# (name, value or "" for any, what it costs). The value as NCCL reads it: numbers by strtoll, words in any case.
-_COSTS = (
-    ("P2P_DISABLE", "1", "all data between GPUs goes through host memory"),
-    ("P2P_LEVEL", "LOC", "all data between GPUs goes through host memory"),
-    ("P2P_LEVEL", "0", "all data between GPUs goes through host memory"),
-    ("CUMEM_ENABLE", "0", "NVLS and memory windows are off"),
-    ("SHM_DISABLE", "1", "GPUs without peer access use the network, even on one host"),
-    ("CHECK_POINTERS", "1", "each call takes longer"),
-    ("DEBUG", "TRACE", "every call gets slower"),
-    ("ALGO", "", "NCCL cannot choose the best for each size and operation"),
-    ("PROTO", "", "NCCL cannot choose the best for each size; LL128 forced where it is unsafe corrupts data"),
-    ("GRAPH_FILE", "", "rings of another machine would be used unchecked"),
-    ("TOPO_FILE", "", "a file of another machine misleads NCCL: compare with NCCL_TOPO_DUMP_FILE"),
-    ("MAX_NCHANNELS", "", "fewer channels than NCCL would choose lower bandwidth"),
-    ("MAX_CTAS", "", "fewer thread blocks than NCCL would choose lower bandwidth"),
-    ("NTHREADS", "", "fewer threads than NCCL would choose lower bandwidth"),
-    ("BUFFSIZE", "", "smaller buffers than 4 MiB lower bandwidth"),
-    ("NVB_DISABLE", "1", "GPUs without a link of their own use PCIe"),
-    ("IB_DISABLE", "1", "between hosts all traffic uses sockets"),
-    ("IB_CUDA_SUPPORT", "", "NCCL no longer reads it"),
-    ("CHECKS_DISABLE", "", "NCCL no longer reads it"),
-    ("SINGLE_RING_THRESHOLD", "", "NCCL no longer reads it"),
-    ("TREE_THRESHOLD", "", "NCCL no longer reads it"),
-)
-
-# Read as whole numbers: any other text counts as 0 [src/misc/param.cc, ncclLoadParam: strtoll].
-_NUMBER = re.compile(r"[+-]?(0x[0-9a-f]|[0-9])", re.IGNORECASE | re.ASCII)
-_NUMBERS = (
-    *("BUFFSIZE", "CHECK_POINTERS", "COLLNET_ENABLE", "COMM_BLOCKING", "CROSS_NIC", "CUMEM_ENABLE"),
-    *("CUMEM_HOST_ENABLE", "DMABUF_ENABLE", "GRAPH_REGISTER", "IB_DISABLE", "IB_GID_INDEX", "IB_TC", "IB_TIMEOUT"),
-    *("IB_QPS_PER_CONNECTION", "IGNORE_CPU_AFFINITY", "LOCAL_REGISTER", "MAX_CTAS", "MAX_NCHANNELS", "MIN_CTAS"),
-    *("MIN_NCHANNELS", "MNNVL_ENABLE", "NET_GDR_READ", "NTHREADS", "NVB_DISABLE", "NVLS_ENABLE", "P2P_DIRECT_DISABLE"),
-    *("P2P_DISABLE", "P2P_READ_ENABLE", "P2P_USE_CUDA_MEMCPY", "PXN_DISABLE", "RAS_ENABLE", "SHM_DISABLE"),
-    *("SOCKET_NTHREADS", "NSOCKS_PERTHREAD", "WIN_ENABLE"),
-)
-
 
 def reader(name: str) -> str:
     """Return who reads a variable, as a clause; "" for a name that nobody reads."""
@@ -190,11 +153,3 @@ def reader(name: str) -> str:
 def meant(name: str) -> str:
     """Return the variable that was probably meant by a name that nobody reads; "" for none."""
     return nearest(name, sorted(NCCL_NAMES), cutoff=0.85)
-
-
-def cost(name: str, value: str) -> str:
-    """Return what the value of a variable costs, as a clause; "" for nothing."""
-    short, given = name.removeprefix("NCCL_"), value.strip().upper()
-    if short in _NUMBERS and given and not _NUMBER.match(given):
-        return "NCCL expects a whole number here and reads this text as 0"
-    return next((costs for costly, setting, costs in _COSTS if costly == short and setting in ("", given)), "")

@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
+from collbench.machine.nvidia_smi import by_gpus, parse_p2p
 from collbench.machine.variables import refuse
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import Backend, Open
@@ -135,9 +136,20 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Kn
     return Examined(peer_map, causes(peer_map, facts))
 
 
+def peer_answers(texts: Mapping[str, str]) -> dict[tuple[str, str], dict[str, PeerStatus]]:
+    """Return what `topo -p2p` answered for each two GPUs, by the letters of the texts; unreadable texts say nothing."""
+    answers: dict[tuple[str, str], dict[str, PeerStatus]] = {}
+    for letter, text in texts.items():
+        with suppress(UsageError):
+            peers = parse_p2p(text)
+            for pair, state in by_gpus(peers.gpus, peers.states).items():
+                answers.setdefault(pair, {})[letter] = PeerStatus(state)
+    return answers
+
+
 def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: Run | None) -> Examined:
     # late: pynvml, worker processes
-    from collbench.machine.nvidia_smi import LiveTools, peer_answers
+    from collbench.machine.nvidia_smi import LiveTools
     from collbench.machine.nvml import Nvml
     from collbench.measurement.backends.child_process import Background
     from collbench.measurement.backends.isolated import OF_PROBES, IsolatedBackend

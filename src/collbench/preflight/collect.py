@@ -12,14 +12,14 @@ import resource
 import shutil
 import socket
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
 from collbench.machine import kernel, nvml
-from collbench.machine.kernel import PCI_BUS_ID, available_bytes, cpu_quota, entries, pci_device, read
+from collbench.machine.kernel import available_bytes, cgroup_folders, entries, kernel_bus_id, read
 from collbench.machine.nccl import configured, find_nccl, wheel_library
-from collbench.machine.network_cards import read_affinity, read_ports
+from collbench.machine.network_cards import FOLDER, read_ports
 from collbench.machine.numa import usable_nodes
 from collbench.machine.nvml import Nvml, Query
 from collbench.machine.variables import recorded
@@ -39,6 +39,17 @@ _CONTROL, _REDIRECTS = 6, 0b0011100
 _MAX_CAPABILITIES = 64  # a broken list may run in circles
 
 
+_PCI_BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # as the kernel writes it
+
+
+def pci_device(root: pathlib.Path, pci_bus_id: str) -> pathlib.Path | None:
+    """Return the folder of a PCI device in sysfs, below those of the bridges above it; None if it is not there."""
+    try:
+        return (root / "sys/bus/pci/devices" / kernel_bus_id(pci_bus_id)).resolve(strict=True)
+    except (ValueError, OSError, RuntimeError):
+        return None
+
+
 def slot(root: pathlib.Path, pci_bus_id: str) -> Slot:
     """Return the PCIe path up from one GPU.
 
@@ -47,7 +58,7 @@ def slot(root: pathlib.Path, pci_bus_id: str) -> Slot:
     device = pci_device(root, pci_bus_id)
     if device is None:
         return Slot()
-    registers = {bridge.name: acs_control(bridge) for bridge in device.parents if PCI_BUS_ID.fullmatch(bridge.name)}
+    registers = {bridge.name: acs_control(bridge) for bridge in device.parents if _PCI_BUS_ID.fullmatch(bridge.name)}
     return Slot(
         iommu_type=read(device / "iommu_group/type").strip(),
         redirecting=tuple(name for name, control in registers.items() if (control or 0) & _REDIRECTS),
@@ -205,7 +216,7 @@ _JUDGED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_PRELOAD", "COLLBENCH
 def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Device]) -> Host:
     """Return the facts about this process's host; a file that cannot be read leaves its fact unknown."""
     allowed = os.sched_getaffinity(0)
-    gpus, cards = list(gpus), tuple(sorted(card.name for card in entries(root / "sys/class/infiniband")))
+    gpus, cards = list(gpus), tuple(sorted(card.name for card in entries(root / FOLDER)))
     iommus, modules = root / "sys/class/iommu", read(root / "proc/driver/nvidia/version")
     return Host(
         name=socket.gethostname(),
@@ -248,6 +259,73 @@ def hypervisor(root: pathlib.Path) -> str:
         return ""
     names = [read(root / f"sys/class/dmi/id/{name}").strip() for name in ("sys_vendor", "product_name")]
     return " ".join(filter(None, names)) or "unknown hypervisor"
+
+
+def cpu_quota(root: pathlib.Path) -> float | None:
+    """Return the CPUs' worth of time that the tightest cgroup allows this process; None if none limits it."""
+    quotas = []
+    for unified, folder in cgroup_folders(root, "cpu"):
+        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        texts = read(folder / "cpu.max").split() if unified else [read(folder / file).strip() for file in files]
+        quotas.append(_quota(texts))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota(texts: Collection[str]) -> float | None:
+    """Return quota / period of two numbers in µs; None for "max", -1 and what is no number."""
+    try:
+        quota, period = (int(text) for text in texts)
+    except ValueError:
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def read_affinity(root: pathlib.Path, bus_ids: Mapping[int, str], cards: Iterable[str]) -> dict[int, dict[str, str]]:
+    """Return how near cards are to GPUs, in nvidia-smi's words; what is unknown is left out.
+
+    GPUs are given by index with their PCI bus ids as NVML has them; `root` holds sys/.
+    """
+    folders = {card: _resolved(root / FOLDER / card / "device") for card in cards}
+    near: dict[int, dict[str, str]] = {}
+    for gpu, bus_id in bus_ids.items():
+        gpu_folder = pci_device(root, bus_id)
+        distances = {
+            card: _nearness(gpu_folder, folder)
+            for card, folder in folders.items()
+            if gpu_folder is not None and folder is not None
+        }
+        near[gpu] = {card: how for card, how in distances.items() if how}
+    return near
+
+
+def _resolved(path: pathlib.Path) -> pathlib.Path | None:
+    try:
+        return path.resolve(strict=True)
+    except (OSError, RuntimeError):
+        return None
+
+
+def _nearness(first: pathlib.Path, second: pathlib.Path) -> str:
+    """Return how near two PCI devices are by their resolved folders in sysfs, in nvidia-smi's words; "" if unknown."""
+    bus_paths = [[part for part in path.parts if _PCI_BUS_ID.fullmatch(part)] for path in (first, second)]
+    shared = 0
+    for mine, theirs in zip(*bus_paths, strict=False):
+        if mine != theirs:
+            break
+        shared += 1
+    if shared and shared < min(map(len, bus_paths)):
+        # Bridges between each device and the bridge that both are under: one level is the same switch.
+        return "PIX" if max(len(bus_path) - shared - 1 for bus_path in bus_paths) <= 1 else "PXB"
+    bridges = [
+        next((part for part in path.parts if re.fullmatch(r"pci[0-9a-f]{4,}:[0-9a-f]{2}", part)), "")
+        for path in (first, second)
+    ]
+    if bridges[0] and bridges[0] == bridges[1]:
+        return "PHB"
+    nodes = [read(path / "numa_node").strip() for path in (first, second)]
+    if not all(re.fullmatch("[0-9]+", node, re.ASCII) for node in nodes):
+        return ""  # -1: firmware does not say
+    return "NODE" if nodes[0] == nodes[1] else "SYS"
 
 
 def examine(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from collbench.machine import kernel, labels
 from collbench.machine.device_names import NAME, ORDER, read
 from collbench.machine.health import HOT_C, holds_back
-from collbench.machine.network_cards import down, nearest, slower
 from collbench.machine.numa import format_cpus, parse_cpus
-from collbench.machine.variables import OF_CUDA, OF_TORCH, cost, falsified, meant, reader, switched_on
+from collbench.machine.variables import OF_CUDA, OF_TORCH, falsified, meant, reader, switched_on
 from collbench.model.capabilities import capabilities
 from collbench.model.run import NetworkPort, Path, PeerStatus
 from collbench.model.units import abridged, amount, counted, fixed, format_approximate_size, verb
@@ -417,6 +417,51 @@ def _shown(value: str) -> str:
     return (value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…") or "(empty)"
 
 
+# (name, value or "" for any, what it costs). The value as NCCL reads it: numbers by strtoll, words in any case.
+_COSTS = (
+    ("P2P_DISABLE", "1", "all data between GPUs goes through host memory"),
+    ("P2P_LEVEL", "LOC", "all data between GPUs goes through host memory"),
+    ("P2P_LEVEL", "0", "all data between GPUs goes through host memory"),
+    ("CUMEM_ENABLE", "0", "NVLS and memory windows are off"),
+    ("SHM_DISABLE", "1", "GPUs without peer access use the network, even on one host"),
+    ("CHECK_POINTERS", "1", "each call takes longer"),
+    ("DEBUG", "TRACE", "every call gets slower"),
+    ("ALGO", "", "NCCL cannot choose the best for each size and operation"),
+    ("PROTO", "", "NCCL cannot choose the best for each size; LL128 forced where it is unsafe corrupts data"),
+    ("GRAPH_FILE", "", "rings of another machine would be used unchecked"),
+    ("TOPO_FILE", "", "a file of another machine misleads NCCL: compare with NCCL_TOPO_DUMP_FILE"),
+    ("MAX_NCHANNELS", "", "fewer channels than NCCL would choose lower bandwidth"),
+    ("MAX_CTAS", "", "fewer thread blocks than NCCL would choose lower bandwidth"),
+    ("NTHREADS", "", "fewer threads than NCCL would choose lower bandwidth"),
+    ("BUFFSIZE", "", "smaller buffers than 4 MiB lower bandwidth"),
+    ("NVB_DISABLE", "1", "GPUs without a link of their own use PCIe"),
+    ("IB_DISABLE", "1", "between hosts all traffic uses sockets"),
+    ("IB_CUDA_SUPPORT", "", "NCCL no longer reads it"),
+    ("CHECKS_DISABLE", "", "NCCL no longer reads it"),
+    ("SINGLE_RING_THRESHOLD", "", "NCCL no longer reads it"),
+    ("TREE_THRESHOLD", "", "NCCL no longer reads it"),
+)
+
+# Read as whole numbers: any other text counts as 0 [src/misc/param.cc, ncclLoadParam: strtoll].
+_NUMBER = re.compile(r"[+-]?(0x[0-9a-f]|[0-9])", re.IGNORECASE | re.ASCII)
+_NUMBERS = (
+    *("BUFFSIZE", "CHECK_POINTERS", "COLLNET_ENABLE", "COMM_BLOCKING", "CROSS_NIC", "CUMEM_ENABLE"),
+    *("CUMEM_HOST_ENABLE", "DMABUF_ENABLE", "GRAPH_REGISTER", "IB_DISABLE", "IB_GID_INDEX", "IB_TC", "IB_TIMEOUT"),
+    *("IB_QPS_PER_CONNECTION", "IGNORE_CPU_AFFINITY", "LOCAL_REGISTER", "MAX_CTAS", "MAX_NCHANNELS", "MIN_CTAS"),
+    *("MIN_NCHANNELS", "MNNVL_ENABLE", "NET_GDR_READ", "NTHREADS", "NVB_DISABLE", "NVLS_ENABLE", "P2P_DIRECT_DISABLE"),
+    *("P2P_DISABLE", "P2P_READ_ENABLE", "P2P_USE_CUDA_MEMCPY", "PXN_DISABLE", "RAS_ENABLE", "SHM_DISABLE"),
+    *("SOCKET_NTHREADS", "NSOCKS_PERTHREAD", "WIN_ENABLE"),
+)
+
+
+def cost(name: str, value: str) -> str:
+    """Return what the value of a variable costs, as a clause; "" for nothing."""
+    short, given = name.removeprefix("NCCL_"), value.strip().upper()
+    if short in _NUMBERS and given and not _NUMBER.match(given):
+        return "NCCL expects a whole number here and reads this text as 0"
+    return next((costs for costly, setting, costs in _COSTS if costly == short and setting in ("", given)), "")
+
+
 def _nccl_variable(name: str, value: str, file: str) -> Line:
     """Judge a variable; `file` sets it, "" for the environment."""
     shown = f"{_shown(value)} (set in {file})" if file else _shown(value)
@@ -587,6 +632,33 @@ def _gpu_direct(host: Host) -> Lines:
         yield warn("GPU direct", text, "sudo modprobe nvidia-peermem")
 
 
+_ACTIVE = "ACTIVE"
+
+
+def down(ports: tuple[NetworkPort, ...]) -> tuple[NetworkPort, ...]:
+    """Return the ports that report that they carry no traffic."""
+    return tuple(port for port in ports if port.state not in ("", _ACTIVE))
+
+
+def slower(ports: tuple[NetworkPort, ...]) -> tuple[tuple[NetworkPort, float], ...]:
+    """Return the active ports below the rate of an active sibling, with the best sibling's Gbit/s.
+
+    Siblings have the same model and link layer: a card for storage or management is no measure for the others.
+    """
+    best: dict[tuple[str, str], float] = {}
+    active_ports = [
+        (port, port.rate_gbits) for port in ports if port.state == _ACTIVE and port.model and port.rate_gbits
+    ]
+    for port, rate in active_ports:
+        kind = (port.model, port.link_layer)
+        best[kind] = max(rate, best.get(kind, 0.0))
+    return tuple(
+        (port, best[port.model, port.link_layer])
+        for port, rate in active_ports
+        if rate < best[port.model, port.link_layer]
+    )
+
+
 def _ports(ports: tuple[NetworkPort, ...]) -> Lines:
     """Judge the ports' state and rate; no line without a port."""
     faults = [
@@ -605,6 +677,12 @@ def _ports(ports: tuple[NetworkPort, ...]) -> Lines:
         yield unknown("network ports", f"the state of {', '.join(unread)} cannot be read")
     elif ports:
         yield ok("network ports", f"{len(ports)} active, none slower than another of its kind")
+
+
+def nearest(near: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    """Return the cards nearest to a GPU, and how near: ((), "") if nothing is known."""
+    best = next((how for how in labels.PCIE_BEST_FIRST if how in near.values()), "")
+    return tuple(sorted(card for card, how in near.items() if how == best)), best
 
 
 def _affinity(near: Mapping[int, Mapping[str, str]]) -> Lines:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from collbench.machine.labels import PCIE_BEST_FIRST
-from collbench.machine.network_cards import nearest, read_affinity
+from collbench.preflight.collect import read_affinity
+from collbench.preflight.judge import nearest
 
 # Two sockets; a switch with two GPUs and a card, behind it a switch of its own for another card; one slot each side.
 UP, PORTS = "pci0000:00/0000:00:01.0/0000:01:00.0", ("0000:02:00.0", "0000:02:01.0", "0000:02:02.0", "0000:02:03.0")
