@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from collbench import annexes, untrusted
 from collbench.api import SILENT, Notices, keywords
@@ -103,35 +103,16 @@ def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
         )
 
 
-def newest(notices: Notices = SILENT, *, of_links: bool = False) -> Path:
-    """Return the newest saved run's file, which a notice names; with `of_links` only of those that measured links."""
-    return newest_that(lambda path: path, notices, of_links=of_links)[0]
+def saved_files(notices: Notices, *, of_links: bool = False) -> list[Path]:
+    """Return the saved runs' files, newest first; with `of_links` only of those that measured links.
 
-
-_Fitting = TypeVar("_Fitting")
-
-
-def newest_that(
-    fits: Callable[[Path], _Fitting], notices: Notices = SILENT, *, of_links: bool = False
-) -> tuple[Path, _Fitting]:
-    """Return the file of the newest saved run that fits, as `newest` does, and what `fits` returns of it.
-
-    It is the newest for which `fits` raises no UsageError or RunFileError; if it does for all, the first is raised.
+    Raises UsageError if there are none.
     """
     saved = saved_runs.believed(notices.say)
     files = [path for path in saved if not of_links or not any(annexes.RUNS.get(saved_runs.command_of(path), ()))]
     if not files:
         raise UsageError("there is no saved run: name a run file, or measure with 'collbench pairs' first")
-    refused: list[UsageError | RunFileError] = []
-    for path in files:
-        try:
-            found = fits(path)
-        except (UsageError, RunFileError) as error:
-            refused.append(error)
-        else:
-            notices.say(f"the newest saved run{' that serves here' if refused else ''}, {path}")
-            return path, found
-    raise refused[0]
+    return files
 
 
 def compare(base: Run, new: Run, *, fail_below: float = 0.05, history: Sequence[Run] = ()) -> Comparison:
@@ -163,44 +144,33 @@ def rank(
     for the largest. `numa_node` is the node of the host memory in host copies, if the run has several; `registration`
     is that of a collective's memory. Raises Error, also for what the run did not measure on links.
     """
-    from collbench.judge.tiers import rank_links  # late: numpy
+    from collbench.judge.summary import measured_works  # late: numpy
+    from collbench.judge.tiers import rank_links
 
     keywords.check_run(run, "rank")
     size_bytes = None if size is None else parse_size(keywords.word("size", size))
-    try:
-        work = Work(
-            keywords.named("operation", operation, Operation),
-            keywords.named("variant", variant, Variant),
-            numa_node,
-            keywords.named("registration", registration, Registration),
-        )
-    except ValueError as error:
-        raise UsageError(f"cannot rank: {error}") from None
-    if work.operation.irregular:  # a run has one skew, which has no name here
-        run_works = (
-            measurement.point.work
-            for measurement in run.measured(work.variant)
-            if measurement.point.operation is work.operation
-        )
-        work = next((other for other in run_works if other.registration is work.registration), work)
-    points = [measurement.point for measurement in run.measured(work.variant) if measurement.point.work == work]
-    # A communicator of more than two devices is not a link, nor are all devices concurrently.
-    sizes = {point.size_bytes for point in points if len(point.members) <= 2 and not work.variant.at_once}
-    if size_bytes is not None and sizes and size_bytes not in sizes:
+    wanted = Work(
+        keywords.named("operation", operation, Operation),
+        keywords.named("variant", variant, Variant),
+        numa_node,
+        keywords.named("registration", registration, Registration),
+    )
+    works = measured_works(run)
+    work = next((work for work in works if replace(work, skew=None) == wanted), None)  # a run's skew has no name here
+    if work is None:
+        raise UsageError(_nothing_to_rank(run, wanted, works))
+    sizes = works[work]
+    if size_bytes is not None and size_bytes not in sizes:
         there = ", ".join(map(format_size, sorted(sizes)))
         raise UsageError(f"cannot rank {work} at {format_size(size_bytes)}: the run has {there}")
-    ranking = rank_links(run, work, size_bytes or max(sizes)) if sizes else None
-    if ranking is None:
-        raise UsageError(_nothing_to_rank(run, work))
-    return ranking
+    return cast("Ranking", rank_links(run, work, size_bytes or max(sizes)))
 
 
-def _nothing_to_rank(run: Run, work: Work) -> str:
+def _nothing_to_rank(run: Run, wanted: Work, works: Iterable[Work]) -> str:
     """Return why a run has no ranking of a work, and what it has instead."""
-    points = [measurement.point for measurement in run.measurements if measurement.samples]
-    ranked = dict.fromkeys(str(point.work) for point in points if len(point.members) <= 2 and not point.variant.at_once)
-    if ranked:
-        return f"the run has no {work} on links or pairs: it has {', '.join(ranked)}"
+    if ranked := ", ".join(map(str, works)):
+        return f"the run has no {wanted} on links or pairs: it has {ranked}"
+    points = (measurement.point for measurement in run.measurements if measurement.samples)
     most = max(points, key=lambda point: len(point.members), default=None)
     measured = f"{most.operation} on {len(most.members)} devices at once" if most else "nothing"
     return (

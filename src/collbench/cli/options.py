@@ -142,9 +142,13 @@ def named_or_newest(file: Path | None, *, of_links: bool = False) -> Path:
 
 def all_named_or_newest(files: tuple[Path, ...], *, of_links: bool = False) -> tuple[Path, ...]:
     """Return the files that were named, else the newest saved run's. Raises UsageError if none is saved."""
-    from collbench.api.runs import newest  # late: few commands read a saved run
+    if files:
+        return files
+    from collbench.api.runs import saved_files  # late: few commands read a saved run
 
-    return files or (newest(NOTICES, of_links=of_links),)
+    path = saved_files(NOTICES, of_links=of_links)[0]
+    NOTICES.say(f"the newest saved run, {path}")
+    return (path,)
 
 
 operation = option("--operation OP", "Only this operation: allreduce, ce-write, …  [default: all]", parse_operation)

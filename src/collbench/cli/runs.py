@@ -151,15 +151,11 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None) -> Non
 
 def _present(run: Run) -> str:
     """Say what could be ranked instead."""
-    works = {
-        measurement.point.work
-        for measurement in run.measurements
-        if measurement.samples and len(measurement.point.members) <= 2
-    }
-    if not works:
+    from collbench.judge.summary import measured_works
+
+    if not (works := measured_works(run)):
         return "it holds no link, pair or device: measure with 'collbench pairs' first"
-    names = ", ".join(sorted(map(str, works)))
-    return f"it holds {names} at {', '.join(map(format_size, run.settings.sizes))}"
+    return f"it holds {', '.join(map(str, works))} at {', '.join(map(format_size, run.settings.sizes))}"
 
 
 # A run for other tools and readers.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from collbench.api.runs import NamedRun, format_of, load_named, newest_that
+from collbench.api.runs import NamedRun, format_of, load_named, saved_files
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving, say, show_page
@@ -22,7 +22,7 @@ from collbench.jobs import job_file
 from collbench.jobs.job import JOB, Job
 from collbench.jobs.predict.network import BYTES, MAX_LAYERS, STRATEGIES, Step, parse_parameters
 from collbench.model.capabilities import BACKENDS
-from collbench.model.errors import ExitStatus, UsageError
+from collbench.model.errors import ExitStatus, RunFileError, UsageError
 from collbench.model.units import amount
 from collbench.model.values import one_line
 from collbench.runfile import run_file, saved_runs
@@ -290,7 +290,7 @@ def predict(
     if run_files:
         runs = load_named(run_files)
     else:
-        path, runs = newest_that(partial(_saved, job=job, devices=devices, name=name), NOTICES, of_links=True)
+        path, runs = _newest_saved(job, devices, name)
         taken.append(path)
     used = load_named(recorded_links)
     from rich.text import Text
@@ -317,6 +317,20 @@ def predict(
             source = [Text(f"From the newest saved run, {one_line(str(path))}:\n") for path in taken]
             alarms = [block for _, run in runs for block in alarm(run)]
             show_page([*source, *alarms, *(Text(line, style=ALARM) for line in (*interrupted, *lines)), *blocks])
+
+
+def _newest_saved(job: Job | None, devices: str | None, name: str) -> tuple[Path, list[NamedRun]]:
+    """Return the newest saved run that serves, and its file. Raises what is wrong with the newest if none does."""
+    refused: list[UsageError | RunFileError] = []
+    for path in saved_files(NOTICES, of_links=True):
+        try:
+            runs = _saved(path, job, devices, name)
+        except (UsageError, RunFileError) as error:
+            refused.append(error)
+        else:
+            NOTICES.say(f"the newest saved run{' that serves here' if refused else ''}, {path}")
+            return path, runs
+    raise refused[0]
 
 
 def _saved(path: Path, job: Job | None, devices: str | None, name: str) -> list[NamedRun]:

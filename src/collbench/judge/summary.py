@@ -19,7 +19,7 @@ from collbench.model.units import SMALL_BYTES, fixed, grouped
 
 @dataclass(frozen=True, slots=True)
 class RankedWork:
-    """One work's rankings: `bandwidth` at a large size, `latency` at a small one; and α–β fits over all sizes.
+    """One work's rankings, at a large size and then at a small one; and α–β fits over all sizes.
 
     `unfitted` are links without a fit, and why, as a clause.
 
@@ -27,16 +27,10 @@ class RankedWork:
     """
 
     work: Work
-    bandwidth: Ranking | None
-    latency: Ranking | None
+    rankings: tuple[Ranking, ...]
     fits: tuple[LinkFit, ...]
     unfitted: dict[Members, str]
     incomplete: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def rankings(self) -> tuple[Ranking, ...]:
-        """The rankings there are."""
-        return tuple(ranking for ranking in (self.bandwidth, self.latency) if ranking is not None)
 
     @property
     def judged(self) -> bool:
@@ -49,24 +43,22 @@ class RankedWork:
         return tuple(lack for ranking in self.rankings for lack in ranking.missing)
 
 
-def rank_summary(
-    run: Run, operation: Operation | None = None, size_bytes: int | None = None, ended: Outcome | None = None
-) -> tuple[RankedWork, ...]:
+def rank_summary(run: Run, operation: Operation | None = None, size_bytes: int | None = None) -> tuple[RankedWork, ...]:
     """Return the tiers and fits of every work on links, pairs or devices, or of one operation, in the model's order.
 
     They are ranked at one size, or at the largest and the smallest. A work that lacks the size asked for has no ranking
-    there. `ended` is the run's outcome if it is known already.
+    there.
     """
-    ended = ended or outcome(run)
+    ended = outcome(run)
     return tuple(
         _ranked(run, ended, work, counts, size_bytes)
-        for work, counts in _measured(run).items()
+        for work, counts in measured_works(run).items()
         if operation in (None, work.operation)
     )
 
 
-def _measured(run: Run) -> dict[Work, Counter[int]]:
-    """Return each work that ran on links, pairs or devices, with how many of them each size has."""
+def measured_works(run: Run) -> dict[Work, Counter[int]]:
+    """Return each work that ran on links, pairs or devices, in the model's order, with how many of these a size has."""
     works = sorted({measurement.point.work for measurement in run.measurements if measurement.samples}, key=work_order)
     sizes = {
         work: sorted({measurement.point.size_bytes for measurement in run.measured(work.variant)}) for work in works
@@ -88,8 +80,7 @@ def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], requeste
     fits, unfitted = fit_links(run, work)
     return RankedWork(
         work=work,
-        bandwidth=rankings[0],
-        latency=rankings[1] if len(rankings) == 2 else None,
+        rankings=tuple(filter(None, rankings)),
         fits=fits,
         unfitted=unfitted,
         incomplete=tuple((size, counts[size]) for size in sorted(passed)),
