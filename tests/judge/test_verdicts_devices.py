@@ -173,6 +173,11 @@ def test_a_throttled_gpu_is_said_though_nothing_is_slow(
     )
 
 
+def test_a_throttled_gpu_is_said_though_another_job_explains_its_slow_links() -> None:
+    found = faults(flagged(flagged(h200(slow(ROW, 0.5)), shared(3)), throttled(3)))
+    assert [(v.kind, v.members) for v in found] == [(Kind.CONTENTION, (3,)), (Kind.THROTTLED, (3,))]
+
+
 SPREAD = (0.97, 1.03, 1.0, 0.98, 1.02)
 
 

@@ -343,7 +343,7 @@ class Diagnosis:
         """The verdicts, strongest first."""
         found = [verdict for rule in _RULES for verdict in rule(self.facts)]
         found += links.inversions(self.facts, frozenset[Link]().union(*(verdict.reach for verdict in found)))
-        found += throttled(self.facts, found)
+        found += throttled(self.facts, explained(found))  # only what stands is read
         ranks = list(Severity)
         return tuple(sorted(explained(found), key=lambda verdict: ranks.index(verdict.severity)))
 
