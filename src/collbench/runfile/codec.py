@@ -209,6 +209,25 @@ def _sequence_reader(kind: Any) -> Callable[[Any], Any]:
     return read
 
 
+def refuse_unknown(kind: Any, data: Any, where: str) -> None:
+    """Raise ValueError for a key that no field has, in a file that people write: a typo would mean a default."""
+    if isinstance(data, list):
+        inner = typing.get_args(kind)[:1]
+        for number, item in enumerate(data):
+            refuse_unknown(inner[0] if inner else kind, item, f"{where}[{number}]")
+    elif isinstance(data, dict):
+        parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+        for part in filter(dataclasses.is_dataclass, parts):
+            known = _hints(typing.cast("type", part))
+            for key, value in data.items():
+                if key not in known:
+                    raise ValueError(f"{where} has '{key}', which is not one of {', '.join(known)}")
+                refuse_unknown(known[key], value, f"{where}.{key}")
+
+
+_hints = functools.cache(typing.get_type_hints)
+
+
 def json_fault(error: ValueError | RecursionError) -> str:
     """Return what is wrong with text that json.loads refused."""
     if isinstance(error, RecursionError):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
-import types
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import combinations
@@ -21,7 +17,7 @@ from collbench.machine.labels import is_label
 from collbench.model.errors import RunFileError, UsageError, did_you_mean
 from collbench.model.run import Health, PeerStatus
 from collbench.model.values import Range
-from collbench.runfile.codec import FileFormat, build
+from collbench.runfile.codec import FileFormat, build, refuse_unknown
 
 # The parts of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
 # Rates are what is achieved, in GB/s and one direction; delays are in µs. GPUs are referred to by position.
@@ -433,7 +429,7 @@ def _build(fields: dict[str, Any]) -> Fabric:
             raise ValueError(f"fabric.base is '{base}', not one of {', '.join(names())}")
         shipped = json.loads(_text(base))
         fields = {key: shipped[key] for key in shipped if key not in (*FORMAT.head, "name")} | fields
-    _refuse_unknown(Fabric, fields, "fabric")
+    refuse_unknown(Fabric, fields, "fabric")
     fabric: Fabric = build(Fabric, fields, "fabric")
     check(fabric)
     return fabric
@@ -445,22 +441,3 @@ def _shipped() -> Traversable:
 
 def _text(name: str) -> str:
     return (_shipped() / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
-
-
-_fields = cache(typing.get_type_hints)
-
-
-def _refuse_unknown(kind: Any, data: Any, where: str) -> None:
-    """Raise ValueError for a key that no field has: a typo would otherwise mean a default."""
-    if isinstance(data, list):
-        inner = typing.get_args(kind)[:1]
-        for number, item in enumerate(data):
-            _refuse_unknown(inner[0] if inner else kind, item, f"{where}[{number}]")
-    elif isinstance(data, dict):
-        parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-        for part in filter(dataclasses.is_dataclass, parts):
-            known = _fields(typing.cast("type", part))
-            for key, value in data.items():
-                if key not in known:
-                    raise ValueError(f"{where} has '{key}', which is not one of {', '.join(known)}")
-                _refuse_unknown(known[key], value, f"{where}.{key}")
