@@ -34,7 +34,7 @@ from unittest.mock import patch
 from collbench.machine.device_names import NAME
 from collbench.measurement.backends import factory
 from collbench.model.errors import Cause, Failure, FailureKind, UsageError, WrongData
-from collbench.model.run import NO_PEERS, Device, Health, Path, PeerStatus, Refusal, SkipKind
+from collbench.model.run import NO_PEERS, Device, Health, Path, PeerStatus, SkipKind, Skipped
 from collbench.p2p.causes import causes
 from collbench.p2p.peer_map import BY_PEER_ACCESS, COPY_ENGINE, THROUGH_HOST, Crossing, Link, PeerLink, PeerMap
 from collbench.preflight.findings import Driver, GpuState, Host, MachineFacts, Slot, Space
@@ -124,7 +124,7 @@ class Machine:
         if shown == "slow":
             direct = staged * self.random.uniform(0.1, 0.6)
         if shown in ("none", "refused"):
-            refusal = NO_PEERS if shown == "none" else Refusal(SkipKind.PEERS_REFUSED, detail="error 217")
+            refusal = NO_PEERS if shown == "none" else Skipped(SkipKind.PEERS_REFUSED, detail="error 217")
             ways = [Crossing(work, SIZE, refusal=refusal) for work in BY_PEER_ACCESS]
         else:
             ways = [Crossing(work, SIZE, gbs=direct) for work in BY_PEER_ACCESS]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from collbench.measurement.backends.protocol import Backend, Step, Timing
 from collbench.measurement.plan import Plan, StoppingRule, directed_links, unordered_pairs
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Asked, DataPoint, Device, Path, Refusal, Run
+from collbench.model.run import Asked, DataPoint, Device, Path, Run, Skipped
 from tests.builders import gpus, run_of
 
 ASKED = Asked(dtype="float32", redop="sum", seed=0, command=())  # with no wish of its own
@@ -56,7 +56,7 @@ class FakeBackend(Backend):
         self.closed = 0
         self.readied = 0
         self.capacity = 2**40
-        self.unreachable: dict[tuple[Operation | int, ...], Refusal] = {}
+        self.unreachable: dict[tuple[Operation | int, ...], Skipped] = {}
         self.prepared: tuple[tuple[int, ...], ...] = ()
         self.nodes: tuple[int, ...] = ()
 
@@ -78,7 +78,7 @@ class FakeBackend(Backend):
     def reserve(self, largest_bytes: int) -> None:
         self.reserved.append(largest_bytes)
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Skipped | None:
         return self.unreachable.get((work.operation, *members))
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:

@@ -11,7 +11,6 @@ from collbench.measurement.plan import (
     Plan,
     Request,
     check_registrations,
-    default_copy_sizes,
     default_sizes,
     default_stopping_rule,
     iterations,
@@ -20,7 +19,7 @@ from collbench.measurement.plan import (
 from collbench.measurement.sweep import Watcher, sweep
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
-from collbench.model.run import NO_PEERS, Refusal, SkipKind, Skipped
+from collbench.model.run import NO_PEERS, SkipKind, Skipped
 from collbench.report import sentences
 from tests.builders import ALL, gpus, run_of
 from tests.measurement.fakes import FakeBackend
@@ -106,12 +105,10 @@ def test_how_long_each_request_measures() -> None:
 
 @pytest.mark.parametrize(("backend", "largest"), [("cuda", GIB), ("host", 64 * MIB)])
 def test_default_sizes_are_powers_of_two_from_8_bytes(backend: str, largest: int) -> None:
-    sizes = default_sizes(backend)
-    assert (sizes[0], sizes[-1]) == (8, largest) == (default_copy_sizes(backend)[0], default_copy_sizes(backend)[-1])
-    assert set(default_copy_sizes(backend)) <= set(sizes)
-    assert [b // a for a, b in itertools.pairwise(default_copy_sizes(backend))][1:] == [4] * (
-        len(default_copy_sizes(backend)) - 2
-    )
+    sizes, of_links = default_sizes(backend), default_sizes(backend, of_links=True)
+    assert (sizes[0], sizes[-1]) == (8, largest) == (of_links[0], of_links[-1])
+    assert set(of_links) <= set(sizes)
+    assert [b // a for a, b in itertools.pairwise(of_links)][1:] == [4] * (len(of_links) - 2)
     assert all(size == 8 * 2**index for index, size in enumerate(sizes))
 
 
@@ -143,10 +140,6 @@ def test_named_sets_are_measured_in_turn_at_least_six_times(sets: tuple[tuple[in
         ("sets of one", {"split": 4}, 4, "--split 4 of 4 devices"),
         ("a root that is no rank", {"root": 4}, 4, "--root 4 is not a rank: 4 ranks count from 0 to 3"),
         ("a root that is no rank of a set", {"root": 2, "split": 2}, 4, "--root 2 is not a rank"),
-        ("named sets of unequal size", {"sets": ((0, 1), (1, 2, 3))}, 4, "equal sets of two or more of the 4 devices"),
-        ("a named set of one", {"sets": ((0,), (1,))}, 4, "two or more"),
-        ("a named set with a device twice", {"sets": ((0, 0), (0, 1))}, 4, "two or more"),
-        ("a named set with a device that is not there", {"sets": ((0, 4),)}, 4, "of the 4 devices"),
         ("only sizes without a batch", {"collectives": (Work(Operation.ALLGATHER),), "sizes": (8, 63)}, 4, "16 bytes"),
         (
             "only sizes without an element",
@@ -304,7 +297,7 @@ def test_batches_of_host_and_local_copies_have_lengths_of_their_own(
 
 
 def test_host_copies_use_any_memory_where_it_cannot_be_bound_to_a_node() -> None:
-    (backend := FakeBackend(2)).unreachable[Operation.H2D_CE, 0] = Refusal(
+    (backend := FakeBackend(2)).unreachable[Operation.H2D_CE, 0] = Skipped(
         SkipKind.NUMA, detail="Operation not permitted"
     )
     backend.nodes = (0, 1)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from collbench.model.errors import Cause, Failure, FailureKind, WrongData
-from collbench.model.run import NO_PEERS, Path, PeerStatus, Refusal, SkipKind
+from collbench.model.run import NO_PEERS, Path, PeerStatus, SkipKind, Skipped
 from collbench.p2p.causes import Certainty, causes, hidden, workarounds
 from collbench.p2p.examine import peer_answers
 from collbench.p2p.peer_map import BY_PEER_ACCESS, THROUGH_HOST, Crossing, PeerLink, PeerMap, PeerState
@@ -79,7 +79,7 @@ HEALTHY, BROKEN, HANGING = _both(), _both(WRONG), _both(HANG)
 HELD_BACK = _both(Crossing(BY_PEER_ACCESS[0], SIZE, gbs=12.0))
 SLOW = _both(Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0))
 NO = _both(Crossing(BY_PEER_ACCESS[0], SIZE, refusal=NO_PEERS), nccl="SHM/direct/direct")
-NOT_ENABLED = _both(Crossing(BY_PEER_ACCESS[0], SIZE, refusal=Refusal(SkipKind.PEERS_REFUSED, detail="error 217")))
+NOT_ENABLED = _both(Crossing(BY_PEER_ACCESS[0], SIZE, refusal=Skipped(SkipKind.PEERS_REFUSED, detail="error 217")))
 STAGED = _both(nccl="SHM/direct/direct")
 NCCL_FAILS = NO._replace(nccl_failure=Failure(FailureKind.ERROR, Cause.REPORTED, detail="unhandled system error"))
 

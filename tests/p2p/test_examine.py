@@ -11,7 +11,7 @@ from typing import Any
 from collbench.measurement.backends.protocol import Backend, Step, Timing
 from collbench.model.errors import BackendError, Cause, DataCorruption, Failure, FailureKind, StepFailed, WrongData
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import NO_PEERS, DataPoint, Device, Measurement, Refusal, Sample
+from collbench.model.run import NO_PEERS, DataPoint, Device, Measurement, Sample, Skipped
 from collbench.model.units import format_size
 from collbench.p2p.links import SIZES, cross_links, crossings_of
 from collbench.p2p.peer_map import (
@@ -71,7 +71,7 @@ class _Opened(Backend):
     def capacity_bytes(self) -> int:
         return self._machine.capacity
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Skipped | None:
         link = tuple(self._positions[member] for member in members)
         return NO_PEERS if link in self._machine.no_peers and work in (KERNEL_WRITE, KERNEL_READ) else None
 

@@ -112,11 +112,6 @@ def _own_batch_bytes(work: Work, shared: int) -> int:
     return _LOCAL_BATCH_BYTES if work.variant is Variant.LOCAL else shared
 
 
-def requested_iterations(count: int) -> int:
-    """Return the messages of a batch where the user asked for so many (-n): the launch loop makes them all."""
-    return min(count, _LONGEST_CHAIN)
-
-
 # How much a batch moves: as much as the time allows, because its start and end are then a smaller part.
 
 # Verification, launches and extra trials need their share of the time too.
@@ -230,7 +225,8 @@ class Plan:
             work,
             tuple(groups),
             size,
-            requested_iterations(asked.iterations)
+            # The launch loop makes all that the user asked for (-n).
+            min(asked.iterations, _LONGEST_CHAIN)
             if asked.iterations
             else iterations(work, len(groups[0]), size, self.batch_bytes),
             BATCHES_A_TRIAL,
@@ -453,40 +449,29 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
     devices = backend.devices()
     if len(devices) == 1:
         request = request.on_one_device()
-    sizes, skipped = _fitting(request.sizes or _own_sizes(request), backend)
+    skipped: list[Skipped] = []
+    sizes = _fitting(request.sizes or _own_sizes(request), backend, skipped)
     groups: dict[Work, tuple[Members, ...]] = {}
     works: dict[Work, tuple[int, ...]] = {}
-    nodes, refused = _nodes(request, backend)
-    skipped += refused
+    nodes = _nodes(request, backend, skipped)
     for work in _copies(request, backend, nodes):
-        on_nodes = work.variant.host_memory and len(nodes) > 1
         if len(devices) == 1 and work.variant.endpoints is not Endpoints.DEVICE:
             skipped.append(Skipped(SkipKind.ONE_DEVICE, work))
             continue
+        works[work] = _copy_sizes(work, sizes, backend, skipped, on_nodes=work.variant.host_memory and len(nodes) > 1)
         refusals = {members: backend.can_run(work, members) for members in _device_sets(work.variant, len(devices))}
         groups[work] = tuple(members for members, refusal in refusals.items() if refusal is None)
-        works[work], large = _copy_sizes(work, sizes, backend, on_nodes=on_nodes)
-        skipped += large
-        skipped += [
-            Skipped(
-                refusal.kind,
-                work,
-                members,
-                sizes=works[work] if refusal.kind is SkipKind.PEERS_REFUSED else (),
-                limit_bytes=refusal.limit_bytes,
-                detail=refusal.detail,
-            )
-            for members, refusal in refusals.items()
-            if refusal
-        ]
+        for members, refusal in refusals.items():
+            if refusal:
+                of_sizes = works[work] if refusal.kind is SkipKind.PEERS_REFUSED else ()
+                skipped.append(replace(refusal, work=work, members=members, sizes=of_sizes))
     if request.latency and capabilities(request.backend).cores:
         raise UsageError(f"the {request.backend} backend cannot time single launches: leave out --latency")
     for work in request.collectives:
         if work.variant is Variant.IN_PLACE and work.operation.collective.in_place is InPlace.NONE:
             raise UsageError(f"{work.operation} cannot run in place: leave out --in-place")
         groups[work] = _sets(request, len(devices))
-        works[work], small = _collective_sizes(work, sizes, request.dtype, len(groups[work][0]))
-        skipped += small
+        works[work] = _collective_sizes(work, sizes, request.dtype, len(groups[work][0]), skipped)
     kept = {work: groups_of_work for work, groups_of_work in groups.items() if groups_of_work and works[work]}
     if not kept:
         raise UsageError(f"nothing can be measured{f': {skipped[0]}' if skipped else ''}")
@@ -508,38 +493,34 @@ def _own_sizes(request: Request) -> tuple[int, ...]:
     """Return the sizes for a request that names none."""
     if own := {size for work in request.collectives if work.skew and (size := work.skew.own_bytes)}:
         return tuple(sorted(own))  # a matrix as it stands
-    default = default_copy_sizes(request.backend) if request.copies else default_sizes(request.backend)
+    default = default_sizes(request.backend, of_links=bool(request.copies))
     return tuple(size for size in default if not request.quick or size in QUICK_SIZES)
 
 
-def default_sizes(backend: str) -> tuple[int, ...]:
-    """Return powers of two from 8 B to 1 GiB; to 64 MiB on the host backend, whose cores would take minutes."""
-    return _up_to_largest(backend, (2**exponent for exponent in range(3, 60)))
+def default_sizes(backend: str, *, of_links: bool = False) -> tuple[int, ...]:
+    """Return powers of two from 8 B to 1 GiB; to 64 MiB on the host backend, whose cores would take minutes.
 
-
-def default_copy_sizes(backend: str) -> tuple[int, ...]:
-    """Return the default sizes for every link of a machine: 8 B, and every second power of two from 64 B."""
-    return _up_to_largest(backend, (8, *(4**exponent for exponent in range(3, 30))))
-
-
-def _up_to_largest(backend: str, sizes: Iterable[int]) -> tuple[int, ...]:
+    For every link of a machine, `of_links`, these are 8 B, and every second power of two from 64 B.
+    """
+    sizes = (8, *(4**exponent for exponent in range(3, 30))) if of_links else (2**exponent for exponent in range(3, 60))
     largest = capabilities(backend).largest_bytes
     return tuple(size for size in sizes if size <= largest)
 
 
-def _nodes(request: Request, backend: Backend) -> tuple[tuple[int | None, ...], list[Skipped]]:
+def _nodes(request: Request, backend: Backend, skipped: list[Skipped]) -> tuple[int | None, ...]:
     """Return the NUMA nodes whose memory host copies are timed with, (None,) if there is nothing to compare.
 
     Also (None,) if this process may not bind its memory; that is skipped with its reason.
     """
     nodes = backend.numa_nodes() if any(variant.host_memory for variant in request.copies) else ()
     if len(nodes) < 2:
-        return (None,), []
+        return (None,)
     refusals = (backend.can_run(Work(Operation.H2D_CE, Variant.HOST, node), (0,)) for node in nodes)
     refusal = next(filter(None, refusals), None)
     if refusal is None:
-        return nodes, []
-    return (None,), [Skipped(refusal.kind, detail=refusal.detail)]
+        return nodes
+    skipped.append(refusal)
+    return (None,)
 
 
 def _copies(request: Request, backend: Backend, nodes: tuple[int | None, ...]) -> Iterator[Work]:
@@ -571,7 +552,7 @@ def _device_sets(variant: Variant, n: int) -> tuple[Members, ...]:
 def _sets(request: Request, n: int) -> tuple[Members, ...]:
     """Return the communicators' members: named sets, every pair, neighbors, or all devices. Raises UsageError."""
     if request.sets is not None:
-        return _checked_sets(request.sets, n)
+        return request.sets
     if request.layers:
         counts = {*(2**exponent for exponent in range(1, n.bit_length())), n}
         return tuple(tuple(range(count)) for count in sorted(counts))
@@ -586,68 +567,49 @@ def _sets(request: Request, n: int) -> tuple[Members, ...]:
     return sets
 
 
-def _checked_sets(sets: tuple[Members, ...], n: int) -> tuple[Members, ...]:
-    """Return the sets. Raises UsageError if one has no two distinct devices, or another size than the first."""
-    for members in sets:
-        if not 2 <= len(set(members)) == len(members) == len(sets[0]) or not set(members) <= set(range(n)):
-            raise UsageError(f"cannot compare the sets {sets}: equal sets of two or more of the {n} devices are needed")
-    return sets
-
-
 def _collective_sizes(
-    work: Work, sizes: tuple[int, ...], dtype: str, world_size: int
-) -> tuple[tuple[int, ...], list[Skipped]]:
-    """Return the sizes in whole elements and blocks, distinct and ascending, and those too small for any."""
+    work: Work, sizes: tuple[int, ...], dtype: str, world_size: int, skipped: list[Skipped]
+) -> tuple[int, ...]:
+    """Return the sizes in whole elements and blocks, distinct and ascending; those too small for any are skipped."""
+    left = Skipped(SkipKind.SMALL_BLOCK, work, count=world_size)
     if work.operation.irregular:
         try:
             rounded = {size: whole_size(work.skew, world_size, size) for size in sizes}
         except ValueError as error:
             raise UsageError(f"--skew: {error}") from error
-        skipped = Skipped(SkipKind.SMALL_BLOCK, work, count=world_size)
     elif work.operation.shares:
         rounded = {size: whole_blocks(size, world_size) for size in sizes}
-        skipped = Skipped(SkipKind.SMALL_BLOCK, work, count=world_size)
     else:
         rounded = {size: whole_elements(size, dtype) for size in sizes}
-        skipped = Skipped(SkipKind.SMALL_ELEMENT, work)
-    small = tuple(size for size, fit in rounded.items() if fit == 0)
-    return tuple(sorted(set(rounded.values()) - {0})), [replace(skipped, sizes=small)] if small else []
+        left = Skipped(SkipKind.SMALL_ELEMENT, work)
+    if small := tuple(size for size, fit in rounded.items() if fit == 0):
+        skipped.append(replace(left, sizes=small))
+    return tuple(sorted(set(rounded.values()) - {0}))
 
 
 def _copy_sizes(
-    work: Work, sizes: tuple[int, ...], backend: Backend, *, on_nodes: bool
-) -> tuple[tuple[int, ...], list[Skipped]]:
-    """Return the sizes that a copy or pointer chase is timed with, and the skipped ones.
+    work: Work, sizes: tuple[int, ...], backend: Backend, skipped: list[Skipped], *, on_nodes: bool
+) -> tuple[int, ...]:
+    """Return the sizes that a copy or pointer chase is timed with.
 
     `on_nodes`: its host memory is bound to a NUMA node.
     """
     if work.operation is Operation.CHASE:
-        return (8,), []
-    if not on_nodes:
-        return _side_by_side(work, sizes, backend)
-    large = tuple(size for size in sizes if size > _LARGEST_ON_A_NODE)
-    if not large:
-        return sizes, []
-    fitting = tuple(size for size in sizes if size <= _LARGEST_ON_A_NODE) or (_LARGEST_ON_A_NODE,)
-    return fitting, [Skipped(SkipKind.NODE_LIMIT, sizes=large, limit_bytes=_LARGEST_ON_A_NODE)]
+        return (8,)
+    if on_nodes:
+        limit = Skipped(SkipKind.NODE_LIMIT, limit_bytes=_LARGEST_ON_A_NODE)
+        return _up_to(_LARGEST_ON_A_NODE, sizes, limit, skipped) or (_LARGEST_ON_A_NODE,)
+    messages, room = side_by_side(work, len(backend.devices())), backend.capacity_bytes()  # in one buffer
+    limit = Skipped(SkipKind.CONCURRENT_ROOM, work, limit_bytes=room, count=messages)
+    return _up_to(room // messages, sizes, limit, skipped)
 
 
-def _side_by_side(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
-    """Return the sizes whose messages fit the buffer, as many as it holds at a time."""
-    messages = side_by_side(work, len(backend.devices()))
-    fitting = tuple(size for size in sizes if size * messages <= backend.capacity_bytes())
-    if fitting == sizes:
-        return sizes, []
-    large = tuple(size for size in sizes if size not in fitting)
-    room = backend.capacity_bytes()
-    return fitting, [Skipped(SkipKind.CONCURRENT_ROOM, work, sizes=large, limit_bytes=room, count=messages)]
-
-
-def _fitting(sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
-    """Return the sizes that every device has room for; the others are skipped by name. Raises UsageError."""
+def _fitting(sizes: tuple[int, ...], backend: Backend, skipped: list[Skipped]) -> tuple[int, ...]:
+    """Return the sizes that every device has room for. Raises UsageError if none is."""
     capacity = backend.capacity_bytes()
-    fitting = tuple(size for size in sizes if size <= capacity)
     free = backend.free_bytes()
+    limit = Skipped(SkipKind.ROOM, limit_bytes=capacity, free_bytes=free)
+    fitting = _up_to(capacity, sizes, limit, skipped)
     if not fitting:
         devices = zip(backend.devices(), free, strict=True) if free else ()
         amounts = [f"{device.tag} {format_approximate_size(amount)}" for device, amount in devices]
@@ -656,8 +618,14 @@ def _fitting(sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...],
             f"size {format_size(sizes[0])} does not fit: the fullest device has room for messages of "
             f"{format_approximate_size(capacity)}; {now}"
         )
-    large = tuple(size for size in sizes if size > capacity)
-    return fitting, [Skipped(SkipKind.ROOM, sizes=large, limit_bytes=capacity, free_bytes=free)] if large else []
+    return fitting
+
+
+def _up_to(most: int, sizes: tuple[int, ...], limit: Skipped, skipped: list[Skipped]) -> tuple[int, ...]:
+    """Return the sizes that are no larger; what sets the `limit` is skipped with the others."""
+    if large := tuple(size for size in sizes if size > most):
+        skipped.append(replace(limit, sizes=large))
+    return tuple(size for size in sizes if size <= most)
 
 
 # The run that begins with a plan.

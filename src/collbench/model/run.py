@@ -320,19 +320,6 @@ class SkipKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a backend cannot do something; `limit_bytes` and `detail` as in Skipped."""
-
-    kind: SkipKind
-    limit_bytes: int | None = None
-    detail: str = ""
-
-
-# For copies by kernels: the copy engine and NCCL can do without peer access.
-NO_PEERS = Refusal(SkipKind.NO_PEERS)
-
-
-@dataclass(frozen=True, slots=True)
 class Skipped:
     """A data point, a family of data points, or the rest of a run that was not measured."""
 
@@ -351,6 +338,10 @@ class Skipped:
         sizes = f" of {', '.join(map(format_size, self.sizes))}" if self.sizes else ""
         why = ": ".join(filter(None, (str(self.kind), self.detail)))
         return f"{self.work or 'all'}{sizes} is left out ({why})"
+
+
+# For copies by kernels: the copy engine and NCCL can do without peer access.
+NO_PEERS = Skipped(SkipKind.NO_PEERS)
 
 
 @dataclass(frozen=True, slots=True)

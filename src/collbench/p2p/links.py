@@ -25,7 +25,7 @@ from collbench.model.errors import (
     failure_of,
 )
 from collbench.model.operations import Work
-from collbench.model.run import Refusal, Run, SkipKind
+from collbench.model.run import Run, SkipKind, Skipped
 from collbench.p2p.peer_map import (
     BY_PEER_ACCESS,
     COPY_ENGINE,
@@ -207,7 +207,7 @@ def _sizes(backend: Backend) -> tuple[int, ...]:
 def _crossings(
     backend: Backend,
     members: Link,
-    refusals: Mapping[Work, Refusal | None],
+    refusals: Mapping[Work, Skipped | None],
     sizes: tuple[int, ...],
     ways: Sequence[Work],
 ) -> Iterator[Crossing]:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from collbench.model.errors import Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Device, Path, PeerStatus, Refusal, SkipKind
+from collbench.model.run import Device, Path, PeerStatus, SkipKind, Skipped
 from collbench.model.units import STAGED_FASTER
 
 Link: TypeAlias = tuple[int, int]  # positions: source, destination
@@ -54,7 +54,7 @@ class Crossing:
     work: Work
     size_bytes: int
     gbs: float | None = None
-    refusal: Refusal | None = None
+    refusal: Skipped | None = None
     failure: Failure | None = None
     wrong: WrongData | None = None
 

@@ -24,7 +24,7 @@ from collbench.model.errors import (
     failure_of,
 )
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Device, Flag, Health, NetworkPort, Refusal, SkipKind
+from collbench.model.run import Device, Flag, Health, NetworkPort, SkipKind, Skipped
 from collbench.ranks.connection import RankConnection, framed
 from collbench.ranks.messages import ALONE, Abandon, Alive, BadMessage, Done, Leave, Opening, Reply
 from collbench.ranks.store import Store
@@ -338,11 +338,11 @@ class Coordinator(Backend):
         """Make room on every rank."""
         self._set_up_now(Call("reserve", (largest_bytes,)))
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Skipped | None:
         """Return why a copy cannot run here."""
         if work.operation.is_collective:
             return None
-        return Refusal(SkipKind.PROCESSES)
+        return Skipped(SkipKind.PROCESSES)
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Start making the groups' communicators on every rank."""

@@ -33,7 +33,7 @@ from collbench.model.errors import (
     WrongData,
 )
 from collbench.model.operations import Endpoints, Operation, Variant, Work, format_version
-from collbench.model.run import NO_PEERS, Device, RankLaunches, Refusal, SkipKind
+from collbench.model.run import NO_PEERS, Device, RankLaunches, SkipKind, Skipped
 from collbench.model.units import DTYPE_BYTES, format_size
 
 # Native exceptions as collbench's, with what was attempted, on what, and what to do next.
@@ -190,7 +190,7 @@ class CudaBackend(Backend):
             # messages are verified: 4 of 8 at 64 MiB.
             self._gpus.allocate(whole, max(largest_bytes, _SMALLEST_BUFFER))
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Skipped | None:
         """Return why these GPUs cannot run it: a kernel needs peer access, the copy engine does not.
 
         Where the driver called access possible and then refused it, the copy engine would be timed through host memory
@@ -198,20 +198,20 @@ class CudaBackend(Backend):
         """
         if work.numa_node is not None:
             refusal = _native.node_memory_refusal(work.numa_node)
-            return Refusal(SkipKind.NUMA, detail=refusal) if refusal else None
+            return Skipped(SkipKind.NUMA, detail=refusal) if refusal else None
         if work.variant.endpoints is Endpoints.DEVICE or work.variant.host_memory or work.variant is Variant.STAGED:
             return None
         by_engine = work.operation.is_copy and not work.operation.by_kernel  # a pointer chase lists its reader first
         for transfer in _transfers(work, members):
             issuer, far = transfer[::-1] if work.operation in _PULLED else transfer
             if refused := self._refused.get((issuer, far)):
-                return Refusal(SkipKind.PEERS_REFUSED, detail=refused)
+                return Skipped(SkipKind.PEERS_REFUSED, detail=refused)
             if not by_engine and not self._peers[issuer][far]:
                 return NO_PEERS
         # From a cache, reads would not cross the link: 64 MiB in L2 were read at 3,350 GB/s on an H200.
         room = min(self.capacity_bytes(), _SMALLEST_BUFFER)
         cached = work.operation is Operation.SM_READ and room < 2 * self._largest_cache
-        return Refusal(SkipKind.CACHE, room) if cached else None
+        return Skipped(SkipKind.CACHE, limit_bytes=room) if cached else None
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Make the communicator of all ranks, and the groups' ones. Raises StepFailed."""

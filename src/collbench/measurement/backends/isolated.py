@@ -25,7 +25,7 @@ from collbench.measurement.backends.protocol import (
 )
 from collbench.model.errors import BackendError, Cause, CollbenchError, Failure, PeerLost, StepFailed, failure_of
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import DataPoint, Device, Refusal
+from collbench.model.run import DataPoint, Device, Skipped
 
 # How long silence may last before it is a hang: from the bytes that a step moves, or from its own earlier times.
 
@@ -410,9 +410,9 @@ class IsolatedBackend(Backend):
         self._worker.set_up("reserve", largest_bytes)
         self._staging.set_up("reserve", largest_bytes)
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Skipped | None:
         """Return why these GPUs cannot run it, None if they can."""
-        return cast("Refusal | None", self._worker.ask("can_run", work, members))
+        return cast("Skipped | None", self._worker.ask("can_run", work, members))
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Start making communicators and return at once; every step waits for them, or `ready` does before."""

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from collbench.machine import variables
 from collbench.model.errors import Cause, CollbenchError, Failure, FailureKind, StepFailed
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path, RankLaunches, Refusal
+from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path, RankLaunches, Skipped
 from collbench.model.skew import Blocks, blocks_of
 
 # Longest wait of a backend for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in
@@ -154,7 +154,7 @@ class Backend(ABC):
         """Return the host's NUMA nodes between which host copies may differ; empty if there are none to compare."""
         return ()
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Skipped | None:
         """Return None if these devices can do this copy or chase, else the reason why they cannot."""
         return None
 
@@ -287,7 +287,7 @@ class Prepared:
 class WorkerAnswer:
     """One request's result, and how many seconds the worker took."""
 
-    value: tuple[str, ...] | bytes | BackendFacts | Refusal | str | Timing | None
+    value: tuple[str, ...] | bytes | BackendFacts | Skipped | str | Timing | None
     seconds: float
 
 

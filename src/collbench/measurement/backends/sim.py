@@ -19,7 +19,7 @@ from collbench.machine.health import wrong
 from collbench.measurement.backends.protocol import Backend, Step, Timing
 from collbench.model.errors import Cause, DataCorruption, Failure, FailureKind, StepFailed, WrongData
 from collbench.model.operations import Buffer, Operation, Variant, Work
-from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, RankLaunches, Refusal
+from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, RankLaunches, Skipped
 from collbench.model.skew import across
 from collbench.sim import network
 from collbench.sim.collectives import Messages, truth_of
@@ -151,7 +151,7 @@ class SimBackend(Backend):
         nodes = {root.numa_node for root in self._fabric.host_bridges}
         return () if self._fabric.numa_hidden else tuple(sorted(nodes))
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Skipped | None:
         """Return why these GPUs cannot do it: a kernel needs peer access, the copy engine does not."""
         one_end = work.variant.host_memory or work.variant is Variant.LOCAL
         if one_end or work.variant is Variant.STAGED or work.operation in (Operation.CE_WRITE, Operation.CE_READ):

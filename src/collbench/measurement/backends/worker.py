@@ -41,7 +41,7 @@ from collbench.measurement.backends.protocol import (
 )
 from collbench.model.errors import CollbenchError, StepFailed
 from collbench.model.operations import Work
-from collbench.model.run import Refusal
+from collbench.model.run import Skipped
 
 # Seconds; NCCL starts in fewer. After these, copies continue without it.
 _NCCL_TIMEOUT_S = 30.0
@@ -97,7 +97,7 @@ class _Worker:
             self.prepare(())  # the communicator of all GPUs, while the parent plans
         return facts
 
-    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Skipped | None:
         return self._opened.can_run(work, members)
 
     def reserve(self, largest_bytes: int) -> None:
