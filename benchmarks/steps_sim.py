@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.jobs import scenarios
-from tests.jobs.test_steps import verdict
+from tests.jobs.test_steps import recorded_job, verdict
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
             for seed in range(options.first, options.first + options.seeds):
                 made = scenarios.Job(features, seed, gpu=way == "gpu", marks=way == "marks")
                 with tempfile.TemporaryDirectory() as folder:
-                    judged, why = verdict(made, Path(folder))
+                    judged, why = verdict(made, recorded_job(made, Path(folder)))
                 counts[judged] += 1
                 if options.verbose or judged == "wrong":
                     print(name, way, seed, judged, why, file=sys.stderr)

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -30,9 +32,16 @@ def recorded_job(made: scenarios.Job, folder: Path, calls_per_step: int | None =
     return recorded.merge(parsed, marks=streams.marks(folder.iterdir()), calls_per_step=calls_per_step).job
 
 
-def verdict(made: scenarios.Job, folder: Path) -> tuple[str, str]:
+@cache
+def on_the_host(name: str, seed: int = 0) -> tuple[scenarios.Job, Job]:
+    """Return a scenario and what is recorded of it without GPU times: several tests look for steps in the same one."""
+    made = scenarios.Job((scenarios.SCENARIOS | scenarios.CROSSINGS)[name], seed)
+    with TemporaryDirectory() as folder:
+        return made, recorded_job(made, Path(folder))
+
+
+def verdict(made: scenarios.Job, job: Job) -> tuple[str, str]:
     """Return "right", "not found" or "wrong", and why."""
-    job = recorded_job(made, folder)
     if job.steps.source is None:
         return "not found", job.steps.why
     for rank, truth in zip(job.ranks, made.ranks, strict=True):
@@ -67,8 +76,12 @@ def _alike(found: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> bool:
 @pytest.mark.parametrize("way", ["host", "gpu", "marks"])
 @pytest.mark.parametrize("name", scenarios.SCENARIOS)
 def test_a_scenarios_step_is_right_or_not_claimed(name: str, way: str, tmp_path: Path) -> None:
-    made = scenarios.Job(scenarios.SCENARIOS[name], int(way == "gpu"), gpu=way == "gpu", marks=way == "marks")
-    judged, why = verdict(made, tmp_path)
+    if way == "host":
+        made, job = on_the_host(name)
+    else:
+        made = scenarios.Job(scenarios.SCENARIOS[name], int(way == "gpu"), gpu=way == "gpu", marks=way == "marks")
+        job = recorded_job(made, tmp_path)
+    judged, why = verdict(made, job)
     assert judged != "wrong", why
     assert judged == "right" or way != "marks", why
 
@@ -86,7 +99,8 @@ def test_a_scenarios_step_is_right_or_not_claimed(name: str, way: str, tmp_path:
 def test_parts_of_a_step_that_look_like_one_are_not_claimed(
     features: tuple[str, ...], seed: int, gpu: bool, tmp_path: Path
 ) -> None:
-    assert verdict(scenarios.Job(features, seed, gpu=gpu), tmp_path)[0] == "not found"
+    made = scenarios.Job(features, seed, gpu=gpu)
+    assert verdict(made, recorded_job(made, tmp_path))[0] == "not found"
 
 
 def test_marks_of_one_rank_alone_do_not_cut_the_job_and_the_reason_says_so(tmp_path: Path) -> None:
@@ -135,24 +149,23 @@ def test_a_length_that_is_given_cuts_a_job_that_could_be_anything(tmp_path: Path
     ("name", "seed"),
     [*((name, 0) for name in scenarios.SCENARIOS if name != "pipeline"), ("periodic loss × warm-up", 700)],
 )
-def test_a_length_is_doubted_or_called_equal_blocks_exactly_where_the_calls_show_it(
-    name: str, seed: int, tmp_path: Path
-) -> None:
+def test_a_length_is_doubted_or_called_equal_blocks_exactly_where_the_calls_show_it(name: str, seed: int) -> None:
     """Of a divisor of the step's length, that it is no block of it; of a multiple, of which blocks it consists.
 
     Sizes that change, evaluations, losses and norms between steps, and a warm-up contradict no right length.
     """
-    made = scenarios.Job((scenarios.SCENARIOS | scenarios.CROSSINGS)[name], seed)
+    made, recording = on_the_host(name, seed)
     right, block = len(made.ranks[0].usual), made.ranks[0].block
-    job = recorded_job(made, tmp_path, right)
+    job = steps.find(recording, right)
     assert job.steps.source is StepSource.GIVEN
     if name == "moe":  # its exchanges have other numbers of calls from step to step
         return
     assert not job.steps.reservation
-    for length in (length for length in range(1, right) if not right % length):
+    longest = next(right // parts for parts in range(2, right + 1) if not right % parts)
+    for length in {1, block, longest} - {right}:
         assert bool(steps.find(job, length).steps.reservation) == bool(length % block), length
-    for times in (1, 2, 3):
-        found = steps.find(job, times * right)
+    for times in (1, 3):
+        found = steps.find(job, times * right) if times > 1 else job
         if not found.steps.reservation:  # else evaluations or losses come in the midst of it
             blocks = f"{times * right} calls are {times * right // block} equal blocks of {block}: "
             said = "" if times * right == block else blocks
@@ -196,12 +209,10 @@ def test_of_a_real_jobs_equal_calls_any_length_is_said_to_be_equal_blocks(calls:
 
 @pytest.mark.parametrize("wrong", [-1, 1, 10**6 + 1], ids=["one less", "one more", "more than there are"])
 @pytest.mark.parametrize("name", ["accumulation", "accumulation, ddp", "warm-up"])
-def test_of_a_length_that_the_calls_contradict_the_job_says_first_what_repeats(
-    name: str, wrong: int, tmp_path: Path
-) -> None:
-    made = scenarios.Job(scenarios.SCENARIOS[name], 0)
+def test_of_a_length_that_the_calls_contradict_the_job_says_first_what_repeats(name: str, wrong: int) -> None:
+    made, recording = on_the_host(name)
     right = len(made.ranks[0].usual)
-    found = recorded_job(made, tmp_path, right + wrong).steps
+    found = steps.find(recording, right + wrong).steps
     what = f"rank 0 sends the same calls again every {made.ranks[0].block}, not every {right + wrong}"
     assert what in found.reservation
 
