@@ -76,6 +76,8 @@ def cleaned(data: Any, text: str) -> Any:
 
     Halves of characters stay: a file whose name is not UTF-8 must be found again.
     """
+    if "\\" not in text and text.replace("\n", "").isprintable():  # as of most files, and seen four times as fast
+        return data
     return _cleaned(data) if any(map(_is_obeyed, set(_SUSPECT_JSON.findall(text)))) else data
 
 

@@ -141,11 +141,11 @@ def _scalar_reader(kind: Any) -> Callable[[Any], Any]:
 
 def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    needed = [
-        name
+    needed = {
+        name: None
         for name, field in fields.items()
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
+    }
     readers: dict[str, Callable[[Any], Any]] = {}
 
     def read(data: Any) -> Any:
@@ -153,16 +153,15 @@ def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
             hints = typing.get_type_hints(kind, include_extras=True)
             readers.update({name: _reader(hints[name]) for name in fields})
         _expect(data, dict)
-        for name in needed:
-            if name not in data:
-                raise _Wrong(f"has no '{name}'")
+        if not needed.keys() <= data.keys():
+            raise _Wrong(f"has no '{next(name for name in needed if name not in data)}'")
         known = {}
-        for name, reader in readers.items():
-            if name in data:
-                try:
+        try:
+            for name, reader in readers.items():
+                if name in data:
                     known[name] = reader(data[name])
-                except _Wrong as wrong:
-                    raise wrong.under(f".{name}") from None
+        except _Wrong as wrong:
+            raise wrong.under(f".{name}") from None
         return kind(**known)
 
     return read
@@ -193,7 +192,9 @@ def _sequence_reader(kind: Any) -> Callable[[Any], Any]:
     def read(data: Any) -> Any:
         items = _expect(data, list)
         # Most are empty, or plain numbers of the right kind.
-        alike = many and (not items or {*map(type, items)} == {only})
+        if many and not items:
+            return items if origin is list else ()
+        alike = many and {*map(type, items)} == {only}
         if alike and (allowed is None or all(map(allowed.__contains__, items))):
             return items if origin is list else tuple(items)
         if not many and len(items) != len(readers):
