@@ -139,7 +139,10 @@ def _widest(symbols: Numbers, floor: int) -> tuple[int, int, int] | None:
     for period in range(1, length // 2 + 1):
         if length <= covered:
             break
-        breaks = np.flatnonzero(symbols[period:] != symbols[:-period])
+        again = symbols[period:] == symbols[:-period]
+        if np.count_nonzero(again) + period <= covered:  # as after most periods
+            continue
+        breaks = np.flatnonzero(~again)
         edges = np.concatenate([[-1], breaks, [length - period]])
         widths = np.diff(edges) - 1  # calls that equal the one a period later, in a row
         widest = int(np.argmax(widths))
@@ -154,7 +157,11 @@ def periods(symbols: Numbers) -> list[int]:
     """Return the lengths after which a sequence comes again nearly throughout, the shortest first."""
     seen = symbols[: 4 * _LONGEST_PERIOD]
     lengths = range(1, min(_LONGEST_PERIOD, len(seen) // 2) + 1)
-    return [length for length in lengths if np.mean(seen[length:] == seen[:-length]) >= _NEARLY]
+    return [
+        length
+        for length in lengths
+        if np.count_nonzero(seen[length:] == seen[:-length]) >= _NEARLY * (len(seen) - length)
+    ]
 
 
 def typical(times: Numbers) -> list[float | None]:
