@@ -195,14 +195,6 @@ def test_pairs_of_one_label_in_slots_of_two_generations_are_both_measured_throug
     assert result.out.startswith("P2P_SLOWER_THAN_STAGED both PIX pairs: ")
 
 
-def test_the_first_line_is_whole_in_a_pipe(program: Program) -> None:
-    machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.4))
-    first, second, *_ = program("check", *machine, "--seed", "3").out.splitlines()
-    assert len(first) > 100
-    assert first.endswith(" (sim)")
-    assert second.startswith("agree")
-
-
 def test_one_slow_path_is_reported_once(program: Program) -> None:
     """Copies through host memory, and pairs with a worse label, are faster than GPU0-GPU1."""
     machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.4))

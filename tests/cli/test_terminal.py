@@ -154,13 +154,6 @@ def test_80_columns_are_enough(tmp_path: Path, args: tuple[str, ...], count: int
     assert [line for line in shown.splitlines() if len(line) > 80 and not line.startswith(copied)] == []
 
 
-def test_a_pipe_gets_each_sentence_in_one_line(program: Program, tmp_path: Path) -> None:
-    run_file.save(slow_pairs(8), tmp_path / "run.json")
-    skipped = [line for line in program("show", "run.json", "-v").out.splitlines() if line.startswith("skipped ")]
-    assert len(skipped) == 1
-    assert skipped[0].endswith("the other GPU's memory")
-
-
 @pytest.mark.parametrize("args", [("show", "run.json", "-v"), ("select", "7", "run.json", "--any-machine")])
 def test_a_pipe_obeys_columns_if_they_are_set(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]

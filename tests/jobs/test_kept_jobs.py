@@ -6,6 +6,7 @@ import gzip
 import json
 import tarfile
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -33,18 +34,18 @@ def files() -> Iterator[tuple[str, bytes]]:
                     yield f"{path.parent.name}/{path.name}/{member.name}", content.read()
 
 
+@cache  # late: each process of a test run collects this file
 def kept_jobs() -> dict[str, str]:
     """Return the text of every kept job by its name."""
     contents = ((name, gzip.decompress(data) if name.endswith(".gz") else data) for name, data in files())
     return {name: data.decode() for name, data in contents if IS_JOB in data[:100].replace(b" ", b"")}
 
 
-TEXTS = kept_jobs()
-every_kept_job = pytest.mark.parametrize("name", TEXTS)
-
-
-def test_there_are_kept_jobs() -> None:
-    assert len(TEXTS) >= 47
+def test_every_kept_job_has_the_figures_of_its_calls() -> None:
+    assert len(kept_jobs()) >= 47
+    for name, text in kept_jobs().items():
+        assert_figures(name, text)
+        assert_rows(name, text)
 
 
 def steps_of(phase: dict[str, Any], keep: set[int]) -> list[float]:
@@ -55,10 +56,10 @@ def steps_of(phase: dict[str, Any], keep: set[int]) -> list[float]:
     return [(late - early) / (after - before) for (before, early), (after, late) in pairwise(begins)]
 
 
-@every_kept_job
-def test_figures_are_those_of_the_calls(name: str) -> None:
-    raw = json.loads(TEXTS[name])
-    job = job_file.loads(TEXTS[name], name)
+def assert_figures(name: str, text: str) -> None:
+    """Assert that figures are those of the calls."""
+    raw = json.loads(text)
+    job = job_file.loads(text, name)
     shown = page.as_json(api.report(job))
     for row in shown["ranks"]:
         step, kernels, waiting = (row[f"{name}_seconds"] for name in ("step", "kernels", "waiting"))
@@ -92,10 +93,12 @@ def test_figures_are_those_of_the_calls(name: str) -> None:
             assert row["kernels_seconds"] * 1e6 == pytest.approx(median(busy), rel=0.15)
 
 
-@every_kept_job
-def test_rows_add_up_to_the_step_and_waiting_names_the_late_rank(name: str) -> None:
-    """From the file's own step: medians of the sums of its kernels, and of the shortest ones."""
-    raw = json.loads(TEXTS[name])
+def assert_rows(name: str, text: str) -> None:
+    """Assert that rows add up to the step, and that waiting names the late rank, by the file's own step.
+
+    That is by medians of the sums of its kernels, and of the shortest ones.
+    """
+    raw = json.loads(text)
     steps = [rank.get("step") for rank in raw["ranks"]]
     if not all(steps):
         return
@@ -103,7 +106,7 @@ def test_rows_add_up_to_the_step_and_waiting_names_the_late_rank(name: str) -> N
     common = sorted(set.intersection(*map(set, kept)) - {0})
     if not all(own[number] and all(own[number]) for own in kept for number in common):
         return
-    shown = page.as_json(api.report(job_file.loads(TEXTS[name], name)))
+    shown = page.as_json(api.report(job_file.loads(text, name)))
     least = [[min(times) for times in zip(*(own[number] for own in kept), strict=True)] for number in common]
     for field, times in (("kernel_seconds", [kept[0][number] for number in common]), ("transfer_seconds", least)):
         whole = median(map(sum, times))

@@ -53,20 +53,6 @@ def test_each_number_of_ranks_has_its_own_times_winners_and_published_times() ->
         assert (at_1m.fastest == (Registration.WINDOW,)) is (ranks == 8)
 
 
-def test_the_page_has_a_row_for_each_number_of_ranks_within_80_columns() -> None:
-    shown = text(page(Diagnosis(OF_EIGHT())), verbose=False, columns=80)
-    assert max(map(len, shown.splitlines())) <= 80
-    flat = " ".join(shown.split())
-    assert "ms: 2 ranks 0.75, 4 ranks 1.13, 8 ranks 1.88" in flat
-    for ranks in LONGER:
-        assert f"memory {ranks} ranks: symmetric wins from 128 B to 32K, 1.50x at 128 B" in flat
-    rows = [line.split() for line in shown.splitlines()]
-    assert ["8", "ordinary", "17.31", "32.00", "90.00", "2.77"] in rows
-    assert ["vLLM", "0.24.0", "5.58", "-", "-", "0.89"] in rows
-    assert ["1M", "16.03", "tie", "24.05", "tie", "22.54", "symmetric"] in rows
-    assert ["128", "B", "4.04", "symmetric", "6.06", "symmetric", "10.10", "symmetric"] in rows
-
-
 def test_json_says_the_same_and_follows_its_schema() -> None:
     schema = json.loads((ROOT / "docs" / "answer.schema.json").read_text(encoding="utf-8"))
     answers = json.loads(json.dumps(as_json(OF_EIGHT())))
