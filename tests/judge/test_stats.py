@@ -211,14 +211,17 @@ def test_how_often_noise_lies_far_beyond_that_of_others(own: int, peers: int, ti
 
 @pytest.mark.parametrize(
     ("n", "deviation"),
-    [  # √variance of the middle order statistic [Sarhan & Greenberg's tables: 0.4487, 0.2868, 0.2104, 0.1661]
+    [  # √variance [Sarhan & Greenberg's tables: 0.4487, 0.2868, 0.2104, 0.1661]; drawn two million times where n is even
         (1, 1.0),
-        (2, 0.8256),  # of even numbers the lower of the two in the middle
-        (4, 0.6004),
+        (2, 0.7071),
         (3, 0.6698),
+        (4, 0.5461),
         (5, 0.5356),
+        (6, 0.4634),
         (7, 0.4587),
+        (8, 0.4101),
         (9, 0.4075),
+        (20, 0.2710),
         (301, 0.0722),  # nearly √(π / 2n)
     ],
 )
