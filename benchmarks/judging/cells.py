@@ -123,7 +123,8 @@ def _may_be(diagnosis: diagnose.Diagnosis, truth: Truth) -> bool:
     gpus = tuple(map(int, re.findall(r"GPU(\d+)", diagnosis.left_open)))
     labels = {path.label for path in diagnosis.run.paths if path.devices in truth.links}
     far = truth.gpu is None and labels <= diagnosis.far_below.keys()
-    return far or (len(gpus) == 1 and gpus[0] in truth.gpus) or (gpus in truth.links and truth.gpu in (None, *gpus))
+    below = bool(gpus) and {*gpus} <= truth.gpus
+    return far or below or (gpus in truth.links and truth.gpu in (None, *gpus))
 
 
 def _for_a_third(fault: str, made: Made, phases: Mapping[str, float]) -> tuple[int, float, float, float]:

@@ -237,18 +237,25 @@ def _on_tree(family: str, tree: _Tree, bundles: Mapping[Pair, int], name: str, n
 def _pcie(rng: np.random.Generator, count: int = 0) -> Made:
     generation = int(rng.choice([3, 4, 5]))
     tree = _tree(rng, count or int(rng.choice([4, 4, 8])), generation)
-    return _on_tree("pcie", tree, {}, _CARDS[generation], float(rng.uniform(0.7, 0.85)))
+    return _with_memory(_on_tree("pcie", tree, {}, _CARDS[generation], float(rng.uniform(0.7, 0.85))), tree, rng)
 
 
 def _uneven(rng: np.random.Generator) -> Made:
-    """Return GPUs in a tree without symmetry; memory of another socket may be slower, and where it lies unknown."""
+    """Return GPUs in a tree without symmetry."""
     generation = int(rng.choice([3, 4, 5]))
     tree = _without_symmetry(rng, int(rng.integers(4, 9)), generation)
-    made = _on_tree("pcie", tree, {}, _CARDS[generation], float(rng.uniform(0.7, 0.85)))
+    return _with_memory(_on_tree("pcie", tree, {}, _CARDS[generation], float(rng.uniform(0.7, 0.85))), tree, rng)
+
+
+def _with_memory(made: Made, tree: _Tree, rng: np.random.Generator) -> Made:
+    """Return a machine whose memory of another socket may be slower; on half of those with two it can be bound.
+
+    On the others it lies at a socket that nobody knows.
+    """
     nodes = sorted({*tree.sockets})
     if len(nodes) < 2:
         return made
-    far, routes = _SLOT_GBS[generation][1] * float(rng.uniform(0.62, 1.0)), dict(made.routes)
+    far, routes = _SLOT_GBS[tree.generation][1] * float(rng.uniform(0.62, 1.0)), dict(made.routes)
     capacity = {**made.capacity, "memory 0 to 1": far, "memory 1 to 0": far}
     for gpu, node in product(range(made.count), nodes):
         own = tree.sockets[gpu]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -44,8 +45,8 @@ def simulated(program: Program, fault: Fault | None, *args: str, name: str = "hg
 
 
 def measured_again() -> set[tuple[int, ...]]:
-    """Return the pairs with trials that confirm an accusation, each in ascending order."""
-    measurements = run_file.load(Path("run.json")).measured()
+    """Return the pairs and GPUs with trials that confirm an accusation, each in ascending order."""
+    measurements = run_file.load(Path("run.json")).measurements
     return {tuple(sorted(one.point.members)) for one in measurements if any(s.confirms for s in one.samples)}
 
 
@@ -60,6 +61,17 @@ def test_each_pair_that_is_accused_by_itself_is_measured_again(program: Program)
 def test_four_pairs_of_a_slow_gpu_are_measured_again(program: Program) -> None:
     assert simulated(program, Fault(FaultKind.SLOW_GPU, (2,), factor=0.5))[0] == 3
     assert measured_again() == {(0, 2), (1, 2), (2, 3), (2, 4)}
+
+
+def test_gpus_whose_copies_with_memory_accuse_the_link_between_sockets_are_measured_again(program: Program) -> None:
+    machine = {"format": "collbench-fabric", "format_version": 2, "name": "slow-sockets", "base": "nvlink-pairs-2x2"}
+    sockets = {"gbs": 6.0, "latency_us": 0.6, "memory_gbs": 80.0}
+    Path("slow-sockets.json").write_text(json.dumps(machine | {"sockets": sockets}), encoding="utf-8")
+    result = program("check", "--backend", "sim", "--fabric", "slow-sockets.json", "--seed", "3", "-o", "run.json")
+    assert result.status == 3
+    said = r"copies with host memory between NUMA nodes 0 and 1: 5\.8\d GB/s, theory 31\.5; 77% below the 2[56]"
+    assert re.search(said, " ".join(result.out.split()))
+    assert {(0,), (1,), (2,), (3,)} <= measured_again()
 
 
 @pytest.mark.parametrize("seed", [6, 7, 9])

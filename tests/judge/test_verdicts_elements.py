@@ -210,6 +210,66 @@ def test_where_memory_lies_decides_what_copies_with_it_tell(
         assert Diagnosis(run).left_open.startswith("GPU3 copies with host memory at 16.9 GB/s")
 
 
+def with_memory_of_both_nodes(far: Mapping[str, float], slot: Mapping[int, float], label: str = "SYS") -> Run:
+    """Return a run on GPU0, GPU1 at node 0 and GPU2, GPU3 at node 1; `far` are shares of a slot, by direction."""
+
+    def rate(work: Work, members: Members) -> float:
+        ends = min(slot.get(gpu, FULL) for gpu in members)
+        if work.variant is Variant.HOST or label != "SYS":
+            return ends
+        ways = {"up" if a < 2 else "down" for a, b in (members, members[::-1]) if a // 2 != b // 2}
+        ways -= {"down" if members[0] < 2 else "up"} if not work.operation.is_collective else set()
+        least = min([ends, *(far[way] * FULL for way in ways)])
+        return (0.8 if work.operation.is_collective else 1.0) * least
+
+    def across(work: Work, members: Members) -> float:
+        to_node_1 = (members[0] < 2) == (work.operation is Operation.D2H_CE)
+        return min(rate(work, members), far["up" if to_node_1 else "down"] * FULL)
+
+    devices = [replace(device, numa_node=at // 2) for at, device in enumerate(gpus(4, "NVIDIA A40"))]
+    links = paths(4, label, {(0, 1): "PIX", (2, 3): "PIX"} if label == "SYS" else {})
+    links = tuple(replace(path, theory_gbs=31.5) for path in links)
+    run = run_on(devices, links, rate, slot=(4, 16))
+    measurements = [found for found in run.measurements if found.point.variant is not Variant.HOST]
+    for rates, other in ((rate, 0), (across, 1)):
+        for found in run_on(devices, links, rates, slot=(4, 16)).measurements:
+            if found.point.variant is Variant.HOST:
+                node = found.point.members[0] // 2
+                point = replace(found.point, numa_node=1 - node if other else node)
+                measurements.append(replace(found, point=point))
+    return replace(run, measurements=measurements)
+
+
+@pytest.mark.parametrize(
+    ("up", "down", "slots", "said"),
+    [
+        (0.25, 0.25, {}, "copies with host memory between NUMA nodes 0 and 1"),
+        (0.38, 0.38, {}, "copies with host memory between NUMA nodes 0 and 1"),
+        (0.42, 0.42, {}, ""),  # as on some healthy machines
+        (1.0, 1.0, {3: 0.25 * FULL}, "all links of GPU3"),  # near or far
+    ],
+)
+def test_a_link_between_sockets_shows_in_copies_with_memory_of_the_other_one(
+    up: float, down: float, slots: dict[int, float], said: str
+) -> None:
+    """All pairs across are as slow, and so is what is staged: nothing else tells."""
+    found = faults(with_memory_of_both_nodes({"up": up, "down": down}, slots))
+    assert [verdict.place for verdict in found] == [said] * bool(said)
+    for verdict in found:
+        if "NUMA" in verdict.place:
+            assert of(verdict.cause) == ("sockets", (0, 1, 2, 3))
+            assert verdict.pairs == ((0, 2), (0, 3), (1, 2), (1, 3))
+            assert verdict.text.startswith(f"{1 - up:.0%} below the 26")
+
+
+def test_one_direction_between_sockets_is_named_by_pairs_across_or_else_by_copies_with_memory() -> None:
+    (across,) = faults(with_memory_of_both_nodes({"up": 0.25, "down": 1.0}, {}))
+    assert (across.kind, of(across.cause)) == (Kind.ASYMMETRY, ("sockets", (0, 1, 2, 3)))
+    (by_memory,) = faults(with_memory_of_both_nodes({"up": 0.25, "down": 1.0}, {}, "NV4"))
+    assert by_memory.place == "copies with host memory from NUMA node 0 to 1"
+    assert by_memory.links == frozenset()
+
+
 def test_all_links_between_four_numa_nodes_are_one_verdict_beside_a_slow_slot() -> None:
     def rate(work: Work, members: Members) -> float:
         end = 0.5 * FULL if 3 in members else FULL

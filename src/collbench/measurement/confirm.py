@@ -20,7 +20,7 @@ from collbench.measurement.plan import Plan, StoppingRule
 from collbench.measurement.sweep import Trials, Watcher
 from collbench.model.errors import BackendError, FailureKind
 from collbench.model.operations import Work
-from collbench.model.run import Measurement, Members, Pair, Run, device_sets, tags
+from collbench.model.run import Measurement, Members, Run, device_sets, tags
 from collbench.model.units import abridged
 
 # Chance can make one of many accusations, but rarely makes the same one twice. The trials that led to it do not count
@@ -37,13 +37,13 @@ _STAGED_TRIALS = 3
 def confirm(
     backend: Backend, plan: Plan, run: Run, rule: StoppingRule, watcher: Watcher, say: Callable[[str], None]
 ) -> None:
-    """Measure the pairs again that the run's verdicts rest on, into the run; only these trials of them count.
+    """Measure the pairs and GPUs again that the run's verdicts rest on, into the run; only these trials of them count.
 
-    The trials are isolated. A pair that can no longer be measured keeps the trials it has, and its failure.
+    The trials are isolated. What can no longer be measured keeps the trials it has, and its failure.
     """
     rng = random.Random(run.settings.seed + 1)  # noqa: S311  # no secret
     isolated = _Again(backend, plan, run, rule, watcher, rng)
-    again: set[Pair] = set()
+    again: set[Members] = set()
     diagnosis, checked = Diagnosis(run), False
     if diagnosis.unstaged:
         isolated.through_host(diagnosis, say)
@@ -54,30 +54,36 @@ def confirm(
             paths = {frozenset(path.devices): path for path in run.paths}
             run.interference_checks[:], _seconds = check_interference(backend, plan, paths, rng, trials=_TRIALS)
             diagnosis, checked = Diagnosis(run), True
-        accused = (pair for verdict in diagnosis.verdicts for pair in _unconfirmed(run, verdict, again))
+        accused = (members for verdict in diagnosis.verdicts for members in _unconfirmed(diagnosis, verdict, again))
         # Few trials of a noisy pair accuse nobody, however slow it is.
         open_ones = [pair for pair in diagnosis.suspects if pair not in again][:_MAX_PAIRS]
-        pairs = list(dict.fromkeys([*accused, *open_ones]))
-        if not pairs:
+        left = list(dict.fromkeys([*accused, *open_ones]))
+        if not left:
             return
-        again.update(pairs)
-        names = [tags(pair, run.devices, "-") for pair in pairs]
+        again.update(left)
+        names = [tags(members, run.devices, "-") for members in left]
         say(f"measuring {abridged(names, _MAX_PAIRS)} once more, isolated")
         try:
-            isolated.on(pairs)
+            isolated.on(left)
         except BackendError as error:
             say(f"not confirmed: {error}")
             return
         diagnosis = Diagnosis(run)
 
 
-def _unconfirmed(run: Run, verdict: Verdict, again: AbstractSet[Pair]) -> Sequence[Pair]:
-    """Return the pairs to measure again for a verdict on rates: so many that with those of `again` there are enough.
+def _unconfirmed(diagnosis: Diagnosis, verdict: Verdict, again: AbstractSet[Members]) -> Sequence[Members]:
+    """Return what to measure again for a verdict on rates: so many pairs that with those of `again` there are enough.
 
     Four are enough if it is about one GPU, one element or all pairs of its labels; else all, each accused by itself.
+    For copies with host memory it is the four GPUs that are slowest at these.
     """
     if verdict.severity is not Severity.CONTRADICTION or verdict.kind is Kind.IMPOSSIBLE or not verdict.measured:
         return ()
+    run, readings = diagnosis.run, diagnosis.facts.readings
+    if any(work.variant.host_memory for work in verdict.works):
+        copies = {gpu: readings.host(gpu) for gpu in verdict.members}
+        slowest = {gpu: min(reading.middle for reading in own) for gpu, own in copies.items() if own}
+        return [(gpu,) for gpu in sorted(slowest, key=slowest.__getitem__)[:_MAX_PAIRS] if (gpu,) not in again]
     left = [pair for pair in verdict.pairs if pair not in again]
     labels = {path.label for path in run.paths if path.devices in verdict.pairs}
     every = {path.devices for path in run.paths if path.label in labels} == {*verdict.pairs}
@@ -97,9 +103,9 @@ class _Again:
     watcher: Watcher
     rng: random.Random
 
-    def on(self, pairs: Sequence[Pair]) -> None:
-        """Measure all that was read on these pairs, as confirming trials."""
-        wanted = {frozenset(pair) for pair in pairs}
+    def on(self, members: Sequence[Members]) -> None:
+        """Measure all that was read on these pairs and GPUs, as confirming trials."""
+        wanted = {frozenset(one) for one in members}
         groups, sizes = defaultdict[Work, list[Members]](list), dict[Work, int]()
         for reading in (reading for reading in read(self.run).points if frozenset(reading.members) in wanted):
             groups[reading.work].append(reading.members)

@@ -354,6 +354,26 @@ def with_host_memory(facts: Facts) -> Iterator[list[Reading]]:
     yield from (list(of_gpus.values()) for of_gpus in best.values())
 
 
+def across_nodes(facts: Facts) -> dict[tuple[int, int], list[tuple[Reading, Reading]]]:
+    """Return the copies with memory bound to another NUMA node than the GPU's own, by the nodes from and to which.
+
+    Beside each stands the same GPU's with memory of its own node, if there is one.
+    """
+    own = [device.numa_node for device in facts.run.devices]
+    hosts = {
+        (gpu, reading.work.operation, reading.work.numa_node): reading
+        for gpu in range(len(own))
+        for reading in facts.readings.host(gpu)
+    }
+    across = defaultdict[tuple[int, int], list[tuple[Reading, Reading]]](list)
+    for (gpu, operation, node), far in hosts.items():
+        home = own[gpu]
+        near = hosts.get((gpu, operation, home))
+        if near is not None and home is not None and node is not None and node != home:
+            across[(home, node) if operation in OUT_OF_GPU else (node, home)].append((far, near))
+    return across
+
+
 def sockets_of(facts: Facts, reading: Reading) -> tuple[int | None, ...]:
     """Return the sockets of its GPUs, if it is unknown on which of several the memory lies through which they copy."""
     by_host = reading.work.variant in (Variant.HOST, Variant.STAGED)

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, permutations
 from statistics import NormalDist, fmean, median, quantiles
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from collbench.judge.diagnose.elements import (
     REMOTE_GAP,
     STAGED_GAP,
     Part,
+    across_nodes,
     blamed,
     cause_of,
     likeness,
@@ -61,6 +62,8 @@ _ONE_WAY = -math.log(0.9)
 _MAX_STAGED = 0.70
 # With fewer trials of healthy peers, those of other labels and works tell what noise is like.
 _ENOUGH_TRIALS = 12
+# docs/method/verdicts.md 5: copies with memory of another node reach two thirds of those with the own one, estimated.
+_FAR_MEMORY = -math.log(0.4)
 # Up to this many times the peers' lowest trial only ranks count; beyond, the tail of exponential noise.
 _FAR_BEYOND = 3.0
 _MIN_NOISE = 1e-6
@@ -160,6 +163,41 @@ def _slow_with_host(facts: Facts, hosts: Sequence[Reading]) -> Iterator[Gap]:
     for threshold, readings in (*groups, (REMOTE_GAP, hosts)) if len(by_socket) > 1 else groups:
         gaps = (gap for each in _peers(facts, readings) for gap in each.gaps(each.deviations))
         yield from (gap for gap in gaps if gap.gap - facts.readings.z * gap.error > threshold)
+
+
+def far_memory(facts: Facts) -> Iterator[Verdict]:
+    """Yield the links between NUMA nodes over which all copies reach far less than with memory of the GPU's own node.
+
+    If all pairs across are slow, none is slower than its like; and what goes through host memory crosses there, too.
+    """
+    slow = dict[tuple[int, int], list[Gap]]()
+    for way, copies in across_nodes(facts).items():
+        # Certain by their errors alone: so far below, ranks tell no more.
+        gaps = [Gap(far, near.middle - far.middle, math.hypot(far.error, near.error), 0.0) for far, near in copies]
+        if all(gap.gap - facts.readings.z * gap.error > _FAR_MEMORY for gap in gaps):
+            slow[way] = gaps
+    for ways in grouped((frozenset(way), way) for way in sorted(slow)).values():
+        gaps = [gap for way in ways for gap in slow[way]]
+        first, last = ways[0]
+        nodes = f"from NUMA node {first} to {last}" if len(ways) == 1 else f"between NUMA nodes {first} and {last}"
+        node_of = [device.numa_node for device in facts.run.devices]
+        links = frozenset(
+            (a, b)
+            for a, b in permutations(range(len(node_of)), 2)
+            if (node_of[a], node_of[b]) in ways and not facts.over_nvlink((a, b))
+        )
+        devices = tuple(position for position, node in enumerate(node_of) if node in (first, last))
+        normal = median(gap.normal for gap in gaps)
+        works = names(Work(gap.reading.work.operation) for gap in gaps)
+        text = f"{_below(facts, gaps, normal)} below the {figure(normal)} GB/s with the GPU's own node ({works})"
+        likely = Cause(
+            Part.SOCKETS,
+            f"the link {nodes} (UPI, xGMI), which copies between their GPUs cross, too",
+            f"numactl --cpunodebind={first} --membind={last} nvbandwidth -t host_to_device_memcpy_ce",
+            devices,
+        )
+        blame = Blame(links, devices, f"copies with host memory {nodes}", reach=links)
+        yield verdict_on(facts, Kind.INTRA_LABEL_OUTLIER, blame, text, likely, [gap.reading for gap in gaps])
 
 
 def staging(facts: Facts) -> Iterator[Verdict]:
