@@ -211,7 +211,7 @@ def test_how_often_noise_lies_far_beyond_that_of_others(own: int, peers: int, ti
 
 @pytest.mark.parametrize(
     ("n", "deviation"),
-    [  # √variance [Sarhan & Greenberg's tables: 0.4487, 0.2868, 0.2104, 0.1661]; drawn two million times where n is even
+    [  # √variance [Sarhan & Greenberg's tables: 0.4487, 0.2868, 0.2104, 0.1661]; for even n drawn two million times
         (1, 1.0),
         (2, 0.7071),
         (3, 0.6698),

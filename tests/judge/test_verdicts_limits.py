@@ -81,16 +81,28 @@ def test_nvlinks_that_are_no_faster_than_pcie_are_not_used() -> None:
 @pytest.mark.parametrize(("gbs", "kind"), [(50.0, Kind.NV_NOT_USED), (200.0, Kind.NV_DEGRADED)])
 def test_a_noisy_link_acquits_no_other_and_is_no_better_than_they_are(gbs: float, kind: Kind) -> None:
     """All links are as slow; what the trials of one leave open is within the limits."""
+    first = faults(with_a_noisy_link(gbs, (0.55, 1.0, 1.7)))[0]
+    assert (first.kind, first.members) == (kind, (0, 1, 2, 3))
+
+
+def with_a_noisy_link(gbs: float, factors: tuple[float, ...]) -> Run:
+    """Return a run in which all copies reach `gbs`, those from GPU0 to GPU1 by these factors more or less."""
     run = h200(lambda work, _members: gbs / 393.8 if work in (Work(op) for op in COPIES) else 1.0)
-    wild = [gbs * factor for factor in (0.55, 1.0, 1.7)]
     noisy = [
-        measured(found.point.operation, found.point.members, wild, found.point.size_bytes)
+        measured(
+            found.point.operation, found.point.members, [gbs * factor for factor in factors], found.point.size_bytes
+        )
         if found.point.members == (0, 1) and found.point.work in (Work(op) for op in COPIES)
         else found
         for found in run.measurements
     ]
-    first = faults(replace(run, measurements=noisy))[0]
-    assert (first.kind, first.members) == (kind, (0, 1, 2, 3))
+    return replace(run, measurements=noisy)
+
+
+def test_near_the_bound_a_noisy_link_that_is_above_it_leaves_open_whether_those_like_it_are_below() -> None:
+    """Else all links but one would be degraded: two GPUs by name."""
+    assert Kind.NV_DEGRADED in kinds(with_a_noisy_link(0.69 * 450, (0.99, 1.0, 1.01)))
+    assert Kind.NV_DEGRADED not in kinds(with_a_noisy_link(0.69 * 450, (0.98, 1.04, 1.09)))
 
 
 def test_refused_peer_access_is_the_cause_of_unused_nvlinks() -> None:

@@ -152,12 +152,12 @@ def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> s
         for alike in grouped((likeness(facts, reading.members), reading) for reading in hosts).values():
             if far := _far_from_median(alike):
                 low, usual = far
-                slow = [reading.members[0] for reading in alike if reading.gbs < _UNLIKE * usual]
-                gpus, many = tags(sorted(slow), facts.run.devices), len(slow) > 1
-                rates_of = f"{figure(low.gbs)} GB/s where GPUs like {'them' if many else 'it'} reach {figure(usual)}"
-                what = "slots are" if many else "slot is"
-                why = f"{'their' if many else 'its'} {what} slow, or an uplink above, or that memory is at another socket"
-                return f"{gpus} cop{'y' if many else 'ies'} with host memory at {rates_of}: {why}"
+                slow = sorted(reading.members[0] for reading in alike if reading.gbs < _UNLIKE * usual)
+                one = ("copies", "it", "its slot is")
+                copy, them, slots = one if len(slow) == 1 else ("copy", "them", "their slots are")
+                rates_of = f"{figure(low.gbs)} GB/s where GPUs like {them} reach {figure(usual)}"
+                why = f"{slots} slow, or an uplink above, or that memory is at another socket"
+                return f"{tags(slow, facts.run.devices)} {copy} with host memory at {rates_of}: {why}"
     return ""
 
 

@@ -243,10 +243,8 @@ def _below(facts: Facts, links: Mapping[Link, Reading], bounds: Mapping[Link, fl
     below = set[Link]()
     for alike in grouped(((facts.label(link), facts.limit(link)), link) for link in bounds).values():
         for link in sure.intersection(alike):
+            near = {other for other in alike if not facts.readings.exceeds(links[other], links[link], OUTLYING)}
             off = facts.readings.z * links[link].error
-            near = {
-                other for other in alike if links[other].middle - links[link].middle <= OUTLYING + math.sqrt(2) * off
-            }
             if all(other in sure or math.exp(links[other].middle + off) < bounds[other] for other in near):
                 below |= near
     return below

@@ -172,9 +172,10 @@ def far_memory(facts: Facts) -> Iterator[Verdict]:
     """
     slow = dict[tuple[int, int], list[Gap]]()
     for way, copies in across_nodes(facts).items():
-        # Certain by their errors alone: so far below, ranks tell no more.
+        # So far below, ranks tell no more than errors; all copies cross the same link.
         gaps = [Gap(far, near.middle - far.middle, math.hypot(far.error, near.error), 0.0) for far, near in copies]
-        if all(gap.gap - facts.readings.z * gap.error > _FAR_MEMORY for gap in gaps):
+        off = facts.readings.z * math.hypot(*(gap.error for gap in gaps)) / len(gaps)
+        if min(gap.gap for gap in gaps) > _FAR_MEMORY and fmean(gap.gap for gap in gaps) - off > _FAR_MEMORY:
             slow[way] = gaps
     for ways in grouped((frozenset(way), way) for way in sorted(slow)).values():
         gaps = [gap for way in ways for gap in slow[way]]
