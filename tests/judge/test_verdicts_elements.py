@@ -363,6 +363,12 @@ def test_explanations_that_fit_equally_well_are_both_said() -> None:
     assert verdict.cause.text.startswith("either GPU2 and GPU3, or GPU")
 
 
+def test_of_two_gpus_the_one_that_copies_far_slower_with_host_memory_is_said() -> None:
+    run = on_tree(slow(*slot(1), at=0.77), count=2)
+    assert faults(run) == []
+    assert Diagnosis(run).left_open.startswith("GPU1 copies with host memory at 20.0 GB/s where GPUs like it reach 26")
+
+
 def test_a_card_of_another_product_is_compared_with_its_own_kind() -> None:
     """Its slot's limit is that of the others: only its name says that it may be slower."""
     run = on_tree(slow(*slot(5), at=0.6))
@@ -439,3 +445,28 @@ def test_each_of_several_slow_gpus_is_named_and_no_pair(slow_gpus: tuple[int, ..
     found = faults(run_on(gpus(8), links, rate))
     assert sorted(verdict.members for verdict in found) == [(gpu,) for gpu in slow_gpus]
     assert {verdict.kind for verdict in found} == {Kind.NV_DEGRADED}
+
+
+@pytest.mark.parametrize("slow_gpus", [(0, 4, 5), (4, 5, 6), (0, 1, 2, 3), (0, 1, 2, 3, 4)])
+def test_several_slow_gpus_over_pcie_are_named_and_no_uplink_above_two_of_them(slow_gpus: tuple[int, ...]) -> None:
+    """Pairs below one switch do not cross its uplink, and are as slow."""
+    run = on_tree(slow(*(element for gpu in slow_gpus for element in slot(gpu)), at=0.7))
+    without_hosts = [found for found in run.measurements if found.point.variant is not Variant.HOST]
+    for seen in (run, replace(run, measurements=without_hosts)):
+        assert sorted(of(verdict.cause) for verdict in faults(seen)) == [("gpu", (gpu,)) for gpu in slow_gpus]
+
+
+def test_a_gpu_whose_nvlinks_are_slow_and_its_pcie_too_is_one_verdict() -> None:
+    nvlinks = dict.fromkeys(combinations(range(4), 2), "NV2")
+    links = tuple(
+        replace(path, nvlinks=2 * (path.label == "NV2"), theory_gbs=50.0) for path in paths(8, "PHB", nvlinks)
+    )
+
+    def rate(work: Work, members: Members) -> float:
+        share = 0.8 if 2 in members and work.variant is not Variant.STAGED else 1.0
+        over_nvlink = len(members) == 2 and max(members) < 4 and work.variant is Variant.PLAIN
+        return share * (48.0 if over_nvlink else 22.0) * (0.8 if work.operation.is_collective else 1.0)
+
+    (verdict,) = faults(run_on(gpus(8), links, rate))
+    assert of(verdict.cause) == ("gpu", (2,))
+    assert len(verdict.pairs) == 7

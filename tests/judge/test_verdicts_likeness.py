@@ -1,14 +1,28 @@
 """Links against each other: one way and back, one label, and labels in their order."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
 
-from collbench.judge.diagnose import Kind
+from collbench.judge.diagnose import Kind, Severity, judge
 from collbench.model.operations import Operation
-from collbench.model.run import Health, Path
-from tests.builders import gpus, measured, nvml_says, pair_run, smi_says
-from tests.judge.checked import Members, Rate, beside_others, faults, h200, kinds, pcie, slow, the, what, with_check
+from collbench.model.run import Health, Path, Run
+from tests.builders import gpus, measured, nvml_says, pair_run, paths, smi_says
+from tests.judge.checked import (
+    Members,
+    Rate,
+    beside_others,
+    faults,
+    h200,
+    kinds,
+    pcie,
+    run_on,
+    slow,
+    the,
+    what,
+    with_check,
+)
 
 BOTH = [(1, 3), (3, 1)]
 
@@ -78,12 +92,37 @@ def test_a_better_label_that_is_beaten() -> None:
     assert "32% less than the 22.0 GB/s of PHB pairs" in what(verdict)
 
 
-def test_no_peer_access_is_the_cause_of_an_inversion() -> None:
-    run = pcie({(0, 1): "PIX"}, pix(15.0, 22.0))
-    refused = tuple(
+def without_peers(run: Run, gpus: Collection[int]) -> Run:
+    """Return the run as of a machine that offers these GPUs no peer access."""
+    refused = [
         replace(p, peer_access=nvml_says("GNS"), tool_peer_access=smi_says("GNS"), cuda_peers=False) for p in run.paths
-    )
-    assert the(replace(run, paths=refused), Kind.ORDER_INVERSION).cause.text.startswith("no peer access on PIX pairs")
+    ]
+    of_run = zip(run.paths, refused, strict=True)
+    return replace(run, paths=tuple(none if {*gpus} & {*path.devices} else path for path, none in of_run))
+
+
+def test_no_peer_access_is_the_cause_of_an_inversion_and_no_fault() -> None:
+    run = without_peers(pcie({(0, 1): "PIX"}, pix(15.0, 22.0)), range(4))
+    (verdict,) = judge(run)
+    assert (verdict.kind, verdict.severity) == (Kind.ORDER_INVERSION, Severity.INFO)
+    assert verdict.cause.text.startswith("no peer access on PIX pairs")
+
+
+@pytest.mark.parametrize("staged", [(0,), (0, 1)])
+def test_what_goes_through_host_memory_is_no_slow_link_beside_peer_access_nor_the_reverse(staged: Members) -> None:
+    run = pcie({}, lambda _w, m: 22.0 if {*staged}.isdisjoint(m) else 12.0)
+    assert faults(without_peers(run, staged)) == []
+    assert faults(run) != []
+
+
+@pytest.mark.parametrize(("slow", "alone"), [(((0, 1),), True), (((0, 1), (2, 3)), False)])
+def test_other_pairs_of_a_label_are_said_to_be_sound_only_if_all_are(slow: tuple[Members, ...], alone: bool) -> None:
+    labels = dict.fromkeys(((0, 1), (2, 3), (4, 5)), "PIX")
+    links = tuple(replace(path, theory_gbs=31.5) for path in paths(6, "PHB", labels))
+    run = run_on(gpus(6, "NVIDIA A40"), links, lambda _w, m: 12.0 if tuple(sorted(m)) in slow else 22.0, slot=(4, 16))
+    inverted = [verdict for verdict in faults(run) if verdict.kind is Kind.ORDER_INVERSION]
+    assert len(inverted) == len(slow)
+    assert {"other PIX pairs are not slow" in verdict.cause.text for verdict in inverted} == {alone}
 
 
 @pytest.mark.parametrize(

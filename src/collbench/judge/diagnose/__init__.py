@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, permutations
-from statistics import median
+from statistics import median_high
 
 from collbench.judge import references
 from collbench.judge.diagnose import links
@@ -179,13 +179,13 @@ def _copies_alike(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> Itera
 
 
 def _far_from_median(alike: Sequence[Reading]) -> tuple[Reading, float] | None:
-    """Return the slowest of some readings with their median, in GB/s, if it lies far below that."""
+    """Return the slowest of some readings with their median, in GB/s (of two the faster), if it lies far below that."""
     low, usual = min(alike, key=lambda reading: reading.gbs), _usual(alike)
     return (low, usual) if low.gbs < _UNLIKE * usual else None
 
 
 def _usual(alike: Iterable[Reading]) -> float:
-    return median(reading.gbs for reading in alike)
+    return median_high(reading.gbs for reading in alike)  # of two the faster
 
 
 def _judged(facts: Facts, pair: Pair) -> bool:

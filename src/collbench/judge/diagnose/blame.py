@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from collbench.judge.diagnose.elements import Element, blamed, ports_of
+from collbench.judge.diagnose.elements import Element, Part, blamed, ports_of
 from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.judge.diagnose.verdict import NEW_ERRORS, Cause, Kind, Link, Verdict, both_ways, directed_links, on
 from collbench.judge.outcome import flagged_trials
@@ -168,12 +168,15 @@ def blames(
             groups.append(together(facts, ours, everything=True))
             continue
         alone = frozenset[Link]()  # slow by what no other pair crosses
+        of_all = ours
         for with_nccl in (False, True) if rates and ours else ():
             if ours and with_nccl <= collective:
                 # In their order: a link that crosses two is certainly slow because of the first.
                 for element in blamed(facts, over_nvlink=over_nvlink, collective=with_nccl):
-                    if element.shared and ours & element.links:
-                        groups.append(on_element(facts, element, ours & element.links))
+                    # Of GPUs that are slow together, the last has no link that is not another's, too.
+                    mine = ours & element.links or (of_all & element.links if element.part is Part.GPU else frozenset())
+                    if element.shared and mine:
+                        groups.append(on_element(facts, element, mine))
                     elif not element.shared:
                         alone |= ours & element.links
                     ours -= element.links

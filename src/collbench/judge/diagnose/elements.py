@@ -36,7 +36,6 @@ OUT_OF_GPU = (Operation.D2H_CE, Operation.D2H_SM)
 _UNLIKE, _HOSTS_UNLIKE = 0.015, 0.05
 # A residual counts at most so many σ: what no element explains decides for none.
 _MAX_SIGMA = 7.0
-_EXPLAINED = 2.0  # the mean square of what is left, in σ, where all is explained
 _SAME_SIGMA = 3.0  # rates that differ by more σ are not the same
 _PROMISING = 60  # elements that explain most alone are tried in pairs
 # A difference of BIC below this tells two explanations apart no better than 20 to 1 [Kass and Raftery 1995].
@@ -148,11 +147,19 @@ class _Seen(NamedTuple):
     near: bool = False
 
 
-def likeness(facts: Facts, members: Sequence[int]) -> tuple[object, ...]:
-    """Return what links must have in common to be compared: the products at their ends, these' slots, and the limit."""
+def ends(facts: Facts, members: Sequence[int]) -> tuple[str, ...]:
+    """Return the products of devices, with their slots: only links between the same ones are compared."""
     devices = [facts.run.devices[member] for member in members] if not facts.on_cores else []
-    ends = sorted(str((device.name, device.pcie_generation, device.pcie_width)) for device in devices)
-    return (*ends, facts.limit(members) if len(members) == 2 else None)
+    return tuple(sorted(str((device.name, device.pcie_generation, device.pcie_width)) for device in devices))
+
+
+def likeness(facts: Facts, members: Sequence[int]) -> tuple[object, ...]:
+    """Return what links must have in common to be compared: their ends, the limit, and whether there is peer access.
+
+    Without peer access copies go through host memory, which a link's label does not tell of.
+    """
+    pair = len(members) == 2
+    return ends(facts, members), facts.limit(members) if pair else None, pair and facts.has_peers(members)
 
 
 @lru_cache(maxsize=8)  # most rules ask
@@ -191,25 +198,32 @@ def blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Elemen
     )
     slowed_to = np.where(plain & (predicted < 0), typical + predicted, np.inf).min(axis=1)
     chosen = sorted({*places[0]}, key=slowed_to.item)
-    if two and len(several := _several(chosen, predicted, misfits, cost)) > 2:
-        gpus = [candidates[place] for place in sorted(several, key=slowed_to.item)]
-        if all(element.part is Part.GPU for element in gpus):
-            return tuple(gpus)
+    explained = predicted[chosen].min(axis=0)
+    if two and misfits(np.minimum(explained, predicted)).min() + cost < misfits(explained):
+        # They leave something: several GPUs may explain all, else only what every explanation blames is known.
+        gpus = _slow_gpus(candidates, predicted, error, misfits)
+        if gpus and misfits(predicted[gpus].min(axis=0)) + len(gpus) * cost < best + 2 * cost:
+            return tuple(candidates[place] for place in sorted(gpus, key=slowed_to.item))
+        return tuple(candidates[place] for place in chosen if all(candidates[place] in some for some in alike))
     return tuple(_undecided(alike)) or tuple(candidates[place] for place in chosen)
 
 
-def _several(two: Sequence[int], predicted: Values, misfits: Callable[[Values], Values], cost: float) -> list[int]:
-    """Return more than the best two elements if only these explain all: each explains more than it costs.
+def _slow_gpus(
+    candidates: Sequence[Element], predicted: Values, error: Values, misfits: Callable[[Values], Values]
+) -> list[int]:
+    """Return all GPUs that may be slow at once: each slows something, and nothing that crosses one contradicts it.
 
-    The two alone if that leaves something: then nothing that these candidates slow is known.
+    Where GPUs are slow together, a sound one among them may have no fast link; its copies with host memory show it.
     """
-    chosen = [*two]
-    while True:
-        together = predicted[chosen].min(axis=0)
-        left = misfits(np.minimum(together, predicted))
-        if left.min() + cost >= misfits(together):
-            return chosen if misfits(together) <= _EXPLAINED * predicted.shape[1] else [*two]
-        chosen.append(int(left.argmin()))
+    gpus = [place for place, element in enumerate(candidates) if element.part is Part.GPU]
+    gpus = [place for place in gpus if (predicted[place] < -2 * error).any()]
+    while len(gpus) > 1:
+        without = [[other for other in gpus if other != place] for place in gpus]
+        left = [float(misfits(predicted[some].min(axis=0))) for some in without]
+        if min(left) > misfits(predicted[gpus].min(axis=0)) - _UNDECIDED:
+            break
+        gpus = without[left.index(min(left))]
+    return gpus
 
 
 def _undecided(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:
@@ -401,10 +415,10 @@ def _typical(
     alike: dict[tuple[object, object], list[Reading]] = defaultdict(list)
     for reading in group:
         through_host = reading.work.variant is Variant.STAGED
-        like = likeness(facts, reading.members)
+        like = ends(facts, reading.members) if through_host else likeness(facts, reading.members)
         path = facts.paths.get(frozenset(reading.members)) if through_host else None
         label = path.in_tree if path else reading.label
-        alike[(like[:-1] if through_host else like, label), sockets_of(facts, reading)].append(reading)
+        alike[(like, label), sockets_of(facts, reading)].append(reading)
     typicals = {key: median(one.middle for one in facts.readings.tied(readings)) for key, readings in alike.items()}
     best = {like: max(typicals[key] for key in keys) for like, keys in grouped((key[0], key) for key in alike).items()}
     for key, readings in alike.items():

@@ -29,6 +29,7 @@ from collbench.judge.diagnose.elements import (
     across_nodes,
     blamed,
     cause_of,
+    ends,
     likeness,
     sockets_of,
     with_host_memory,
@@ -457,9 +458,11 @@ def inversions(facts: Facts, explained: frozenset[Link]) -> Iterator[Verdict]:
                     gap = _inversion(facts, alike, others)
                     if gap is not None:
                         beaten[members].append(_Beaten(worse, gap, alike))
-    spared = {label for members, label in compared.items() if members not in beaten}
+    labels = grouped((label, members) for members, label in compared.items())
     for members, cases in beaten.items():
-        yield _inverted(facts, members, cases, alone=compared[members] in spared)
+        slow = [other for other in labels[compared[members]] if other in beaten]
+        alone = len(slow) == 1 and len(labels[compared[members]]) > 1
+        yield _inverted(facts, members, cases, alone=alone)
 
 
 def _of_equal_ends(
@@ -469,12 +472,12 @@ def _of_equal_ends(
     groups: dict[object, tuple[list[Reading], list[Reading]]] = defaultdict(lambda: ([], []))
     for at, readings in enumerate((better, worse)):
         for reading in readings:
-            groups[likeness(facts, reading.members)[:-1]][at].append(reading)
+            groups[ends(facts, reading.members)][at].append(reading)
     yield from (both for both in groups.values() if all(both))
 
 
 def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten], *, alone: bool) -> Verdict:
-    """Return the verdict on links of one label; `alone`: other GPUs that it joins are not slow."""
+    """Return the verdict on links of one label; `alone`: no other GPUs that it joins are slow."""
     worst = max(cases, key=lambda case: case.gap)
     links = both_ways(
         link for case in cases for reading in case.readings for link in directed_links(reading.work, reading.members)
@@ -496,6 +499,7 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten], *, alone
             f"no peer access on {own} pairs: copies go through host memory, and GPUs near each other share one uplink "
             "to it [nccl#1309]",
             fix,
+            by_design=True,
         )
     elif facts.over_nvlink(first) and by_nccl and all(map(facts.readings.best, links)):
         likely = nccl_path(facts, links)

@@ -65,7 +65,7 @@ class Cause:
 
     `fix` are the shell commands that show whether it is the true one. `devices` are those to blame, if some are.
     `seen`: it was seen during the run, not inferred. `either`: explanations, each of one fault or of several, that fit
-    what was measured equally well.
+    what was measured equally well. `by_design`: the machine was built so, which is no fault.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Cause:
     devices: tuple[int, ...] = ()
     seen: bool = False
     either: tuple[tuple[Cause, ...], ...] = ()
+    by_design: bool = False
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -114,8 +115,8 @@ class Verdict:
 
     @property
     def severity(self) -> Severity:
-        """How bad it is, which its kind decides."""
-        return _SEVERITIES.get(self.kind, Severity.CONTRADICTION)
+        """How bad it is, which its kind decides; what was built so is no fault."""
+        return Severity.INFO if self.cause.by_design else _SEVERITIES.get(self.kind, Severity.CONTRADICTION)
 
     @property
     def pairs(self) -> tuple[Link, ...]:
@@ -196,7 +197,11 @@ def explained(found: Sequence[Verdict]) -> list[Verdict]:
         alike = [verdict for verdict in left if verdict is left[0] or _by_one_cause(left[0], verdict)]
         strong = next(filter(_of_device, alike), left[0])
         left.remove(strong)
-        covered = [weak for weak in left if _covers(strong, weak)]
+        # What is wrong with one device is said of its links of each label.
+        beside = [
+            one for one in left if (one.kind, one.members) == (strong.kind, strong.members) and len(one.members) == 1
+        ]
+        covered = [weak for weak in left if _covers(strong, weak, strong.links.union(*(one.links for one in beside)))]
         left = [weak for weak in left if weak not in covered]
         kinds = tuple(dict.fromkeys(weak.kind for weak in covered if weak.kind is not strong.kind))
         links = strong.links.union(*(weak.links for weak in covered))
@@ -215,13 +220,14 @@ def _of_device(verdict: Verdict) -> bool:
 
 
 def _by_one_cause(one: Verdict, other: Verdict) -> bool:
-    """Return whether both are slow by one cause that was seen, whichever links a command would check it on."""
+    """Return whether both are slow by one cause, a GPU or one that was seen, whichever links a command checks it on."""
     causes = (replace(verdict.cause, fix="") for verdict in (one, other))
-    return one.cause.seen and len({*causes}) == 1 and {one.kind, other.kind} <= {*_SLOWED}
+    known = one.cause.seen or len(one.cause.devices) == 1
+    return known and len({*causes}) == 1 and {one.kind, other.kind} <= {*_SLOWED}
 
 
-def _covers(strong: Verdict, weak: Verdict) -> bool:
-    """Return whether one verdict explains another.
+def _covers(strong: Verdict, weak: Verdict, links: frozenset[Link]) -> bool:
+    """Return whether one verdict explains another; `links` are those that its kind is about on its device.
 
     It does if all that the other is about crosses the element to blame; if both are slow by one cause that was seen,
     and it is about the device with that cause, or about all that the other is about; or by kind, on all of its links,
@@ -242,7 +248,7 @@ def _covers(strong: Verdict, weak: Verdict) -> bool:
     if _by_one_cause(strong, weak) and (_of_device(strong) or {*weak.members} <= {*strong.members}):
         return True
     by_kind = weak.kind in _EXPLAINS.get(strong.kind, ()) and not (sure and strong.kind is Kind.CONTENTION)
-    return by_kind and bool(weak.links) and weak.links <= both_ways(strong.links)
+    return by_kind and bool(weak.links) and weak.links <= both_ways(links)
 
 
 # Words that several rules use: names of works and devices, and parts of the shell commands that check a cause.
