@@ -302,6 +302,8 @@ def flagged_shares(run: Run) -> dict[tuple[FlagKind, int], float]:
         for position in measurement.point.members:
             trials[position] += len(measurement.samples)
         for sample in measurement.samples:
+            if not sample.flags:  # of nearly all trials
+                continue
             about = {(flag.kind, position) for flag in sample.flags for position in flag.devices}
             flagged.update((kind, position) for kind, position in about if position in measurement.point.members)
     return {(kind, position): count / trials[position] for (kind, position), count in flagged.items()}

@@ -228,6 +228,12 @@ def rate_gbs(point: DataPoint, seconds: float) -> float:
     return algbw(point.moved_bytes, seconds) * factor
 
 
+def rates_gbs(point: DataPoint, times: Iterable[float]) -> list[float]:
+    """Return the same for each of several times per iteration."""
+    moved, factor = point.moved_bytes, point.operation.busbw_factor(len(point.members))
+    return [algbw(moved, seconds) * factor for seconds in times]
+
+
 def most_measured(counts: Counter[int]) -> int | None:
     """Return the size in bytes that most data points have, of equally common ones the largest; None for none."""
     return max(counts, key=lambda size: (counts[size], size), default=None)
@@ -245,7 +251,7 @@ def summarize(measurement: Measurement) -> Summary:
         busbw=rate_gbs(point, middle),
         # The slowest time is the lowest bandwidth.
         interval=interval and (rate_gbs(point, interval[1]), rate_gbs(point, interval[0])),
-        trials=tuple(rate_gbs(point, seconds) for seconds in trials),
+        trials=tuple(rates_gbs(point, trials)),
         launch_seconds=median(launches) if launches else None,
         concurrent=any(sample.concurrent for sample in measurement.samples),
     )
@@ -253,7 +259,7 @@ def summarize(measurement: Measurement) -> Summary:
 
 def log_rates(measurement: Measurement) -> list[float]:
     """Return the log of each trial's busbw in GB/s: differences of these are ratios."""
-    return [math.log(rate_gbs(measurement.point, seconds)) for seconds in trial_seconds(measurement)]
+    return [math.log(rate) for rate in rates_gbs(measurement.point, trial_seconds(measurement))]
 
 
 # Quantiles of normal samples that the tier rule needs; computed, so that any number of pairs and trials works.
