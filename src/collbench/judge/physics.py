@@ -74,6 +74,19 @@ class Capacity:
     devices: tuple[int, ...]
 
 
+# The limits of data points on the last machines. A page asks for those of one run by a dozen checks.
+_recent_limits: deque[tuple[object, dict[object, Capacity | None]]] = deque(maxlen=8)
+
+
+def _limits_of(known: object) -> dict[object, Capacity | None]:
+    """Return the limits that were found on a machine of which all of this is known; others are added to them."""
+    for key, limits in _recent_limits:
+        if key == known:
+            return limits
+    _recent_limits.append((known, {}))
+    return _recent_limits[-1][1]
+
+
 class Hardware:
     """The capacities of a run's devices and paths. `hidden` pairs have NVLinks though their label is of PCIe.
 
@@ -96,7 +109,8 @@ class Hardware:
         self._on_cores = capabilities(run.backend).cores
         self._switched = {position: self._on_a_switch(position) for position in range(len(run.devices))}
         self._ports = {position: self._reach(position, range(len(run.devices))) for position in range(len(run.devices))}
-        self._limits: dict[object, Capacity | None] = {}
+        known = run.backend, run.devices, run.paths, self._root, self._in_switch, self._hidden
+        self._limits = _limits_of(known)
 
     def of(self, point: DataPoint) -> Capacity | None:
         """Return the most that a data point can reach; None if it is not known, as for CPU cores."""
