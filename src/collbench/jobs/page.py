@@ -77,7 +77,7 @@ def page(report: Report) -> Iterator[Block]:
 
 def html_page(report: Report, name: str, version: str) -> str:
     """Return the HTML page: the answer, the facts and the tables of the text page; `name` is the job's file."""
-    from collbench.report.html.page import Panel, render_plain  # late: jinja2
+    from collbench.report.html.page import Panel, render  # late: jinja2
 
     content = {
         "title": name,
@@ -86,7 +86,7 @@ def html_page(report: Report, name: str, version: str) -> str:
         "facts": Panel([Lines("\n".join([*origin(report), *remarks(report)]))]),
         "tables": Panel([*only(page(report), "tables")]),
     }
-    return render_plain(resources.files("collbench.jobs").joinpath("job.html").read_text(encoding="utf-8"), content)
+    return render(content, resources.files("collbench.jobs").joinpath("job.html").read_text(encoding="utf-8"))
 
 
 def _caption(report: Report) -> str:

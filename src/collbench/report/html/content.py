@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -216,59 +215,10 @@ def _comparison(base: tuple[str, Run], other: tuple[str, Run], key: str) -> dict
     return {**shape, "how": matched(comparison), "sections": sections}
 
 
-# Families: the data points of a run by operation and kind of device set.
+# The figures of the data points of one work.
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The data points of one operation on device sets of one kind: link, pair, device or group (3 ranks or more).
-
-    `grid` has the data point of each of the `sizes` (bytes, ascending) and each of the `sets`, None where there is
-    none.
-    """
-
-    run: Run
-    work: Work
-    kind: str
-    sizes: Sequence[int]
-    sets: Sequence[Members]
-    grid: Sequence[Sequence[Measurement | None]]
-
-    @property
-    def points(self) -> list[Measurement]:
-        """The data points, of smaller sizes first."""
-        return [cell for row in self.grid for cell in row if cell is not None]
-
-
-def families(run: Run) -> list[Family]:
-    """Return the run's families in the model's order of operations, larger sets last."""
-    groups: dict[tuple[Work, int], dict[tuple[int, Members], Measurement]] = defaultdict(dict)
-    for measurement in run.measurements:
-        work = measurement.point.work
-        many = len(measurement.point.members) if work.operation.is_collective else 0
-        groups[work, many][measurement.point.size_bytes, measurement.point.members] = measurement
-    every_family = []
-    for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
-        kind = "device" if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS else kind_of(work)
-        sizes, sets = (sorted(set(part)) for part in zip(*points, strict=True))
-        grid = [[points.get((size, devices)) for devices in sets] for size in sizes]
-        every_family.append(Family(run, work, "group" if many > 2 else kind, sizes, sets, grid))
-    return every_family
-
-
-def limits_of(family: Family, check: Check) -> dict[Members, float]:
-    """Return the hardware's limit of each set of devices at its largest size in GB/s, where it is known.
-
-    An access has no rate, and what more than two ranks reach depends on the algorithm.
-    """
-    if family.work.operation is Operation.CHASE or family.kind == "group":
-        return {}
-    largest = {measurement.point.members: measurement.point for measurement in family.points}
-    limits = {members: check.limit(point, 0.0) for members, point in largest.items()}
-    return {members: limit.gbs for members, limit in limits.items() if limit is not None}
-
-
-# The figures of a family.
+# Of each size (ascending) and each set of devices the data point, None where there is none.
+Grid = Sequence[Sequence[Measurement | None]]
 
 Bounds = tuple[float | None, float | None, float | None]  # the low end of the 95% interval, the median, the high end
 
@@ -290,20 +240,20 @@ def _short(value: float | None) -> float | None:
 _BRIGHT = ((0.0, 0.25, 0.50, 0.75, 0.90, 0.95, 0.98, 1.0), (0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 23.0, 24.0))
 
 
-def figures(family: Family) -> list[dict[str, Any]]:
+def figures(work: Work, grid: Grid) -> list[dict[str, Any]]:
     """Return the work's bandwidth, which an access has not, and its time."""
-    is_access = family.work.operation is Operation.CHASE
+    is_access = work.operation is Operation.CHASE
     unit, scale = ("ns an access", 1e9) if is_access else ("µs", 1e6)
-    quantity = "bus bandwidth (busbw)" if family.work.operation.is_collective else "bandwidth"
-    rates = [] if is_access else [_figure(family, quantity, "GB/s", _rates)]
-    return [*rates, _figure(family, "time", unit, lambda measurement: _times(measurement, scale), least=True)]
+    quantity = "bus bandwidth (busbw)" if work.operation.is_collective else "bandwidth"
+    rates = [] if is_access else [_figure(grid, quantity, "GB/s", _rates)]
+    return [*rates, _figure(grid, "time", unit, lambda measurement: _times(measurement, scale), least=True)]
 
 
 def _figure(
-    family: Family, title: str, unit: str, bounds: Callable[[Measurement], Bounds], *, least: bool = False
+    grid: Grid, title: str, unit: str, bounds: Callable[[Measurement], Bounds], *, least: bool = False
 ) -> dict[str, Any]:
     """Return a figure by size and device set, with the ends of its interval; `least`: the smallest is the best."""
-    rows = [[bounds(cell) if cell is not None and cell.samples else NOTHING for cell in row] for row in family.grid]
+    rows = [[bounds(cell) if cell is not None and cell.samples else NOTHING for cell in row] for row in grid]
     low, value, high = ([[_short(three[end]) for three in row] for row in rows] for end in range(3))
     shape = {"title": title, "unit": unit, "least": least, "shades": [_shades(row, least=least) for row in value]}
     return {**shape, "value": value, "low": low, "high": high}
@@ -330,7 +280,8 @@ def _times(measurement: Measurement, scale: float) -> Bounds:
     return low, summarize(measurement).seconds * scale, high
 
 
-# Series: for each family a table of sizes × device sets for each quantity, and a note for each data point.
+# Series: for each operation and kind of device set a table of sizes × device sets for each quantity, and a note for
+# each data point.
 
 _DIRECTED = {
     "link": "row sends to column",
@@ -351,25 +302,36 @@ Series = dict[str, Any]
 
 
 def series(run: Run) -> list[Series]:
-    """Return the run's series as JSON's own types."""
+    """Return the run's series as JSON's own types, in the model's order of operations, larger sets last."""
     run = without_idle(run)
+    groups: dict[tuple[Work, int], dict[tuple[int, Members], Measurement]] = defaultdict(dict)
+    for measurement in run.measurements:
+        work = measurement.point.work
+        ranks = len(measurement.point.members) if work.operation.is_collective else 0
+        groups[work, ranks][measurement.point.size_bytes, measurement.point.members] = measurement
     check, run_outcome, impossible_points = Check(run), outcome(run), by_point(run)
     return [
-        _of_family(family, limits_of(family, check), run_outcome, impossible_points)
-        for family in families(run)
-        if any(measurement.samples for measurement in family.points)
+        _series(run, work, groups[work, ranks], check, run_outcome, impossible_points)
+        for work, ranks in sorted(groups, key=lambda group: (work_order(group[0]), group[1]))
+        if any(measurement.samples for measurement in groups[work, ranks].values())
     ]
 
 
-def _of_family(
-    family: Family,
-    limits: Mapping[Members, float],
+def _series(
+    run: Run,
+    work: Work,
+    points: Mapping[tuple[int, Members], Measurement],
+    check: Check,
     run_outcome: Outcome,
     impossible_points: Mapping[DataPoint, Impossible],
 ) -> Series:
-    run, work, sizes, sets = family.run, family.work, family.sizes, family.sets
-    labels = labels_of(run, sets) if family.kind in ("link", "pair") else {}
-    rankings = [None if family.kind == "group" else rank_links(run, work, size, run_outcome) for size in sizes]
+    sizes, sets = (sorted(set(part)) for part in zip(*points, strict=True))
+    grid = [[points.get((size, devices)) for devices in sets] for size in sizes]
+    kind = "device" if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS else kind_of(work)
+    if work.operation.is_collective and len(sets[0]) > 2:
+        kind = "group"
+    labels = labels_of(run, sets) if kind in ("link", "pair") else {}
+    rankings = [None if kind == "group" else rank_links(run, work, size, run_outcome) for size in sizes]
     tiers = list[list[Any]]()
     for ranking in rankings:
         of_sets = {
@@ -377,25 +339,28 @@ def _of_family(
             for standing in (ranking.standings if ranking else ())
         }
         tiers.append([of_sets.get(devices, []) for devices in sets] if ranking else [])
-    rows = family.grid
-    notes = [[_note(run, impossible_points, cell) for cell in row] for row in rows]
+    # An access has no rate, and what more than two ranks reach depends on the algorithm.
+    limited = work.operation is not Operation.CHASE and kind != "group"
+    largest = [next(cell.point for cell in reversed(column) if cell) for column in zip(*grid, strict=True)]
+    limits = [check.limit(point, 0.0) if limited else None for point in largest]
+    notes = [[_note(run, impossible_points, cell) for cell in row] for row in grid]
     words = list(dict.fromkeys(["", *(note for row in notes for note in row)]))
     return {
-        "name": f"{work} over {len(sets[0])} ranks" if family.kind == "group" else str(work),
-        "kind": family.kind,
-        "about": _DIRECTED[family.kind],
+        "name": f"{work} over {len(sets[0])} ranks" if kind == "group" else str(work),
+        "kind": kind,
+        "about": _DIRECTED[kind],
         "sizes": sizes,
         "sets": [list(devices) for devices in sets],
         "names": [device_names(run.devices, work, devices) for devices in sets],
-        "figures": figures(family),
+        "figures": figures(work, grid),
         "notes": [[words.index(note) for note in row] for row in notes],
         "words": words,
         "ways": "both ways together" if work.variant is Variant.BOTH_WAYS else "one way",
         "labels": [labels.get(devices, "") for devices in sets],
-        "theory": [_short(limits.get(devices)) for devices in sets],
+        "theory": [None if limit is None else _short(limit.gbs) for limit in limits],
         "tiers": tiers,
         "verdicts": ["" if ranking is None else verdict_of(ranking) for ranking in rankings],
-        "failed": [[at for at, cell in enumerate(row) if cell and cell.failure and not cell.samples] for row in rows],
+        "failed": [[at for at, cell in enumerate(row) if cell and cell.failure and not cell.samples] for row in grid],
         "size_names": [*map(format_size, sizes)],
     }
 

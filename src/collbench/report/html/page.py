@@ -1,14 +1,13 @@
 """Renders the content as one HTML page that contains its script, style and data.
 
-jinja2 escapes all text; data is JSON in a block that the browser does not run. A Content-Security-Policy allows only
-this script and this style, by their hashes, and no requests.
+jinja2 escapes all text, and JSON: data is in a block that the browser does not run. A Content-Security-Policy allows
+only this script and this style, by their hashes, and no requests.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,6 @@ _STYLES = ("base.css", "parts.css", "map.css", "print.css")
 _SCRIPTS = ("dom.js", "words.js", "grid.js", "chart.js", "view.js", "main.js")
 _LONG = 40  # characters of a cell that wraps
 _STATES = {"bold red": "hard", "bold yellow": "warn", "bold cyan": "info"}  # by the style of what was found
-_PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,44 +58,34 @@ def _kind(part: Part) -> dict[str, Any]:
     return {"lined" if "\n" in text else "head" if heads else "text": text}
 
 
-def render(content: Mapping[str, Any]) -> str:
-    """Return the page as text, from what `content.content` returns."""
-    environment = _environment()
-    style = _joined(environment, _STYLES)
-    # One scope, so that nothing becomes a global name.
-    script = f'(() => {{\n"use strict";\n{_joined(environment, _SCRIPTS)}}})();\n'
-    return environment.get_template("page.html").render(
-        content,
-        policy=_policy(script, style),
-        style=Markup(style),  # noqa: S704  # our own file, not a machine's words
-        script=Markup(script),  # noqa: S704  # likewise
-        as_data=_as_data,
-        kind=_kind,
-    )
+def render(content: Mapping[str, Any], template: str = "") -> str:
+    """Return the page as text, from what `content.content` returns.
 
-
-def render_plain(template: str, content: Mapping[str, Any]) -> str:
-    """Return an annex's page in the same style, from its template and content, whose parts it draws; without script."""
-    environment = _environment()
-    style = _joined(environment, _STYLES)
-    markup = Markup(style)  # noqa: S704  # likewise
-    return environment.from_string(template).render(content, policy=_policy("", style), style=markup, kind=_kind)
-
-
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("collbench.report.html", "pieces"),
+    An annex gives a `template` and content of its own, whose parts it draws in the same style, without script.
+    """
+    loader = PackageLoader("collbench.report.html", "pieces")
+    environment = Environment(
+        loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-
-
-def _joined(environment: Environment, names: Sequence[str]) -> str:
-    assert environment.loader is not None  # noqa: S101  # it was given
-    return "".join(environment.loader.get_source(environment, name)[0] for name in names)
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    style, script = (
+        "".join(loader.get_source(environment, name)[0] for name in names) for names in (_STYLES, _SCRIPTS)
+    )
+    # One scope, so that nothing becomes a global name.
+    script = "" if template else f'(() => {{\n"use strict";\n{script}}})();\n'
+    drawn = environment.from_string(template) if template else environment.get_template("page.html")
+    return drawn.render(
+        content,
+        policy=_policy(script, style),
+        style=Markup(style),  # noqa: S704  # our own file, not a machine's words
+        script=Markup(script),  # noqa: S704  # likewise
+        kind=_kind,
+    )
 
 
 def _policy(script: str, style: str) -> str:
@@ -118,11 +106,3 @@ def _policy(script: str, style: str) -> str:
 def _hash(text: str) -> str:
     # The files end lines with \n, as HTML reads them, so the hash is of the bytes in the page.
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _as_data(value: Any) -> Markup:
-    """Return JSON that cannot end its block, even if a machine's name contains markup."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    for problem, escaped in _PROBLEMS.items():
-        text = text.replace(problem, escaped)
-    return Markup(text)  # noqa: S704  # no '<' is left
