@@ -10,18 +10,22 @@ from pathlib import Path
 import pytest
 
 from collbench.jobs import job_file
+from collbench.jobs.predict.page import job_page
+from collbench.jobs.predict.recorded import PlacedJob, predict_job
 from collbench.model.operations import Operation
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
 from tests.builders import gpus, in_words, run_of
 from tests.cli.program import Program
 from tests.jobs.made import made_job
-from tests.jobs.predict.made import MIB, curve, pairs, simulated
+from tests.jobs.predict.made import MIB, curve, links_of, pairs, simulated
+from tests.report.pages import text
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
 
 ROOT = Path(__file__).parents[3]
-DOCS, RECORDED = ROOT / "docs" / "predict.md", ROOT / "benchmarks" / "results" / "2026-11-23-2xh200-recorded-jobs"
+RESULTS = ROOT / "benchmarks" / "results"
+DOCS, RECORDED = ROOT / "docs" / "predict.md", RESULTS / "2026-11-23-2xh200-recorded-jobs"
 NVLINK_PAIRS = pairs({(0, 1): 100.0, (2, 3): 100.0}, 4, other=10.0)
 
 
@@ -57,6 +61,24 @@ def test_a_job_on_another_pair_is_longer_by_what_its_calls_are(program: Program,
     assert "The estimate was wrong by" in " ".join(page.out.split())
 
 
+def test_a_page_names_the_one_rule_that_was_applied_and_says_which_machine_is_assumed(program: Program) -> None:
+    """DDP on H100s whose buckets are equal, on links of H200s; and a tensor-parallel job that its GPU limits."""
+    curves = [f"{RESULTS}/2026-11-21-4xh200-training/curves-2-{arm}-allreduce.json" for arm in ("nop2p", "p2p")]
+    job = f"{RESULTS}/2026-11-26-2xh100-jobs/ddp-marks-job.json.gz"
+    page = " ".join(program("predict", job, curves[0], "--recorded-links", curves[1]).out.split())
+    assert page.startswith("a step takes 0.48 ms longer on these links (0.00 to 1.59 ms); ")
+    assert "assumed the job ran on GPU0, GPU1 of vm: 2 × NVIDIA H200 here GPU0, " in page
+    assert "by 30% of the change of their" in page
+    assert "activations" not in page
+
+    job_of_one_size = made_job([("allreduce", MIB)] * 4)
+    links = [PlacedJob(links_of(pairs({}, 2, other=gbs)), {0: 0, 1: 1}) for gbs in (50.0, 100.0)]
+    predicted = replace(predict_job(job_of_one_size, *links), gpu_limits=True)
+    page = " ".join(text(job_page(job_of_one_size, predicted)).split())
+    assert "taken for activations: compute waits for 75% of their change" in page
+    assert "30%" not in page
+
+
 def test_a_page_first_says_what_the_runs_do_not_cover(program: Program, saved: Path) -> None:
     job_file.save(made_job([("alltoall", MIB), ("allreduce", 30 * MIB)]), saved / "mixed.json")
     page = program("predict", "mixed.json", "run.json", "--devices", "1,2").out
@@ -69,7 +91,7 @@ def test_a_run_of_another_model_says_so_first(program: Program, saved: Path) -> 
     run_file.save(other, saved / "other.json")
     model = NVLINK_PAIRS.devices[0].name
     for first, second, line in (
-        ("other.json", "run.json", f"other GPUs: recorded on 2 × {model}, predicted for 2 × NVIDIA H100: "),
+        ("other.json", "run.json", f"other GPUs: links of 2 × {model} before, of 2 × NVIDIA H100 here: "),
         ("other.json", "other.json", "nothing changes, because the same measurements describe "),
         ("run.json", "run.json", "nothing changes, because the same measurements describe "),
     ):
@@ -266,7 +288,7 @@ def test_the_links_of_a_job_of_unknown_devices_are_those_of_a_run_of_as_many(pro
     run_file.save(pairs({(0, 1): 100.0}, 2), saved / "own.json")
     args = ("--devices", "1,2", "--recorded-links", "own.json")
     known, unknown = (program("predict", job, "run.json", *args).out for job in ("job.json", "nowhere.json"))
-    assert "recorded GPU0, GPU1 of" in " ".join(unknown.split())
+    assert "assumed the job ran on GPU0, GPU1 of" in " ".join(unknown.split())
     assert known == unknown
 
 

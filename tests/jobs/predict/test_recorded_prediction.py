@@ -51,6 +51,8 @@ def sent(pause: float, before: float, after: float, size: int = 0, group: int = 
             [sent(1.0, 0.1, 0.3, 8), sent(1.0, 0.1, 0.3, 8), sent(0.5, 0.2, 0.9, group=1)],
             (0, 1.0, 1.1),
         ),
+        # Only the host's last call counts, as it does for all gradients.
+        ("gradients of equal buckets", [sent(3.0, 0.1, 0.3, 8), sent(1.0, 0.1, 0.3, 8)], (0, 0.2, 0.4)),
         ("one message is no kind", [sent(2.0, 0.5, 1.0, 8)], (0, 0.5, 0.5)),
     ],
 )

@@ -140,7 +140,8 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
         answer += f"if the job ran on {_place(predicted.recorded)} (no --recorded-links): "
     which = f" (rank {predicted.rank}, whose step changes most)" if len(job.ranks) > 1 else ""
     answer += f"{_takes(predicted)}; recorded: {milli(predicted.step)}{which}"
-    places = (f"recorded  {_devices(predicted.recorded)}", f"here      {_devices(predicted.here)}")
+    # A record does not name the models of its GPUs.
+    places = (f"assumed   the job ran on {_devices(predicted.recorded)}", f"here      {_devices(predicted.here)}")
     yield from both("header", prose(answer))
     yield from both("header", Lines("\n".join(places) + "\n"))
     rows = []
@@ -148,22 +149,23 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
         call = job.calls[number]
         times = micro(before.seconds), micro(after.seconds)
         rows.append((call.operation, format_message_size(call.size_bytes), group_text(job, call), *times))
-    calls = table("call", "bytes", "group", "recorded, µs", "here, µs", rows=rows, left=("call", "group"))
-    yield from both("tables", Text(f"{sim(run)}isolated calls, on the links of the record and on these"))
+    calls = table("call", "bytes", "group", "assumed, µs", "here, µs", rows=rows, left=("call", "group"))
+    yield from both("tables", Text(f"{sim(run)}isolated calls, on the links assumed for the job and on these"))
     yield from both("tables", *listed(calls, _FEW, " calls: --json has all"))
     lines = [
         f"{_BAND}; the record does not show which transfers compute waits for. The estimate was wrong by "
         f"{recorded.MEAN_ERROR_MS} ms on average for {recorded.JOBS} recorded jobs without P2P"
     ]
-    if predicted.gpu_limits:
+    gradients = {job.calls[number].group for number in predicted.prices} - predicted.waiting
+    if predicted.gpu_limits and gradients:
         lines.append(
             "estimate  the GPU limits this step: its kernels begin long after the host's calls. Such steps got longer "
             f"by {network.SHARE:.0%} of the change of their parameters' and gradients' messages"
         )
     if predicted.waiting:
         lines.append(
-            f"estimate  messages of one size are taken for activations: compute waits for {recorded.WAITED:.0%} of "
-            "their change"
+            "estimate  messages of one size, without a long pause, are taken for activations: compute waits for "
+            f"{recorded.WAITED:.0%} of their change"
         )
     if job.steps.why:
         lines.append(f"step      {job.steps.why}")
@@ -201,11 +203,11 @@ def _devices(placed: PlacedJob) -> str:
 
 
 def _other_gpus(predicted: PredictedJob) -> str:
-    """Return that the job's GPUs were of another model than those of the run; "" if they were not."""
+    """Return that the GPUs taken for the job's are of another model than those of the run; "" if they are not."""
     old, new = (counted(device.name for device in placed.devices) for placed in (predicted.recorded, predicted.here))
     if old == new:
         return ""
-    return f"other GPUs: recorded on {old}, predicted for {new}: only the links change, computing stays as recorded"
+    return f"other GPUs: links of {old} before, of {new} here: only the links change, computing stays as recorded"
 
 
 def job_json(job: Job, predicted: PredictedJob) -> dict[str, Any]:

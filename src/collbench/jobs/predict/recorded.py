@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import floor
 from statistics import median
 
@@ -24,6 +25,10 @@ from collbench.model.units import grouped
 # 0.82 and 0.82, one on H100, where the host limits the step, 1.34 [benchmarks/results/2026-11-29-extra-time].
 WAITED = 0.75
 _TINY = 0.01  # of a group's largest message
+# The longest pause of a group of activations, as a share of a step: above two thirds, the larger half of a layer, where
+# the record shows a layer as a step. Kept tensor-parallel jobs have at most 0.21, DDP of six equal buckets has 0.84
+# [benchmarks/results/2026-11-26-2xh100-jobs].
+_MOST_PAUSE = 0.7
 # A host that runs ahead of its GPU makes calls whose kernels begin this share of a step later. In five jobs that the
 # GPU limited the median call was 0.35 to 0.6 of a step early, in those that a host limited at most 0.03
 # [benchmarks/results/2026-11-28-2xh100-jobs].
@@ -71,11 +76,30 @@ class Sent:
 def activations(calls: Sequence[Sent]) -> frozenset[int]:
     """Return the groups that send activations: several messages, all of one size except tiny ones, such as a loss.
 
-    The sizes of parameters and gradients differ: of layers and embeddings, of full buckets and the last one.
+    The sizes of parameters and gradients differ: of layers and embeddings, of full buckets and the last one. Where all
+    buckets are equal, a pause tells them apart: every layer sends activations, forwards and backwards, and gradients
+    are sent only backwards.
     """
-    sizes = grouped((call.group, call.size_bytes) for call in calls)
-    large = {group: [size for size in own if size >= _TINY * max(own)] for group, own in sizes.items()}
-    return frozenset(group for group, own in large.items() if len(own) > 1 and len(set(own)) == 1)
+    period = sum(call.pause for call in calls)
+    sizes, begins = defaultdict[int, list[int]](list), defaultdict[int, list[float]](list)
+    for call, begin in zip(calls, accumulate(call.pause for call in calls), strict=True):
+        sizes[call.group].append(call.size_bytes)
+        begins[call.group].append(begin)
+    return frozenset(
+        group
+        for group, own in sizes.items()
+        if _several_of_one_size(own) and _longest_pause(begins[group], period) <= _MOST_PAUSE * period
+    )
+
+
+def _several_of_one_size(sizes: Sequence[int]) -> bool:
+    large = [size for size in sizes if size >= _TINY * max(sizes)]
+    return len(large) > 1 and len({*large}) == 1
+
+
+def _longest_pause(begins: Sequence[float], period: float) -> float:
+    """Return the longest time from one of these moments to the next, of a step that repeats after `period`."""
+    return max(after - before for before, after in pairwise([*begins, begins[0] + period]))
 
 
 def limited_by_gpu(phase: Phase) -> bool:
