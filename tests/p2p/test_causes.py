@@ -172,6 +172,25 @@ def test_each_cause_is_named_alone_and_in_pairs(symptom: str) -> None:
         assert set(plant_other(plant_one(seen)).names()) >= {one, other}, (one, other)
 
 
+@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize(
+    ("label", "certainty", "fixes"),
+    [
+        ("PIX", Certainty.POSSIBLE, ("sudo dmesg | grep -i -e iommu -e NVRM; then NCCL sees this",) * 2),
+        ("PHB", Certainty.SHOWN, ("put both GPUs below one PCIe switch; NCCL", "on the host, show the GPUs below one")),
+        ("SYS", Certainty.SHOWN, ("put both GPUs below one PCIe switch or CPU root; ", "on the host, show the GPUs ")),
+    ],
+)
+def test_what_the_chipset_does_not_support_is_mended_only_by_a_nearer_path(
+    label: str, certainty: Certainty, fixes: tuple[str, str], virtual: bool
+) -> None:
+    seen = _said(_virtual(NO) if virtual else NO, PeerStatus.CNS)._replace(label=label)
+    (chipset,) = [cause for cause in causes(seen.map, seen.facts) if cause.name == "chipset"]
+    assert f"the driver says CNS (chipset not supported) for a path {label}" in chipset.text
+    assert chipset.certainty is certainty
+    assert chipset.fix.startswith(fixes[virtual])
+
+
 def test_a_healthy_machine_has_no_cause_whatever_its_facts() -> None:
     facts = HEALTHY
     for plant in (_acs, _translated, _small_bar1, _geforce, _virtual, _forced, _docker):

@@ -200,10 +200,13 @@ def _gpu_model(case: _Case) -> _Found | None:
 def _chipset(case: _Case) -> _Found | None:
     if case.status not in (PeerStatus.CNS, PeerStatus.TNS) or _gpu_model(case):
         return None
-    fix = "put both GPUs below one PCIe switch or CPU root"
+    text = f"the driver says {case.status} ({labels.PEER_STATES[case.status]}) for a path {case.label}"
+    if case.label in _NEAR:
+        text += ", though that stays below one PCIe switch"
+        return _Found(Certainty.POSSIBLE, text, _INSTEAD, command="sudo dmesg | grep -i -e iommu -e NVRM")
+    fix = f"put both GPUs below one PCIe switch{'' if case.label == 'PHB' else ' or CPU root'}"
     if case.virtual:
         fix = f"on the host, show the GPUs below one PCIe switch; in this machine {_NO_FIX}"
-    text = f"the driver says {case.status} ({labels.PEER_STATES[case.status]}) for a path {case.label}"
     return _Found(Certainty.SHOWN, text, f"{fix}; {_INSTEAD}")
 
 
