@@ -53,6 +53,20 @@ def test_each_number_of_ranks_has_its_own_times_winners_and_published_times() ->
         assert (at_1m.fastest == (Registration.WINDOW,)) is (ranks == 8)
 
 
+def test_a_short_page_says_which_gpu_is_late_once(tmp_path: Path) -> None:
+    late = {"kind": "late-gpu", "devices": [3], "us": 50}
+    fabric = tmp_path / "late.json"
+    head = {"format": "collbench-fabric", "format_version": 2, "name": "late", "base": "hgx-h200"}
+    fabric.write_text(json.dumps(head | {"faults": [late]}), encoding="utf-8")
+    run = collbench.measure("latency", layers=1, backend="sim", fabric=str(fabric), seed=1)
+    shown = text(page(Diagnosis(run)), verbose=False)
+    lines = [line for line in shown.splitlines() if line.startswith("late ")]
+    (line,) = map(str.split, lines)
+    assert line[1:7] == ["of", "8", "ranks,", "GPU3", "arrives", "50.00"]
+    on_time = collbench.measure("latency", layers=1, backend="sim", fabric="hgx-h200", seed=1)
+    assert "\nlate " not in text(page(Diagnosis(on_time)), verbose=False)
+
+
 def test_json_says_the_same_and_follows_its_schema() -> None:
     schema = json.loads((ROOT / "docs" / "answer.schema.json").read_text(encoding="utf-8"))
     answers = json.loads(json.dumps(as_json(OF_EIGHT())))

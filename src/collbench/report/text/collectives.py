@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import ceil
 from typing import Any
@@ -306,12 +306,17 @@ def _late(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
     if by_size[0].point.operation.rooted:
         yield f"not judged: the ranks of {by_size[0].point.operation} finish at different times by design"
         return
-    by_device = grouped((rank.member, (tail, rank)) for tail in by_size for rank in tail.late)
+    by_device = _late_by_device(by_size)
     for device, late in by_device.items():
         yield _described(run, device, late, len(by_size))
     if not by_device:
         resolution = max(rank.arrives.resolved for tail in by_size for rank in tail.ranks if rank.arrives is not None)
         yield f"no rank arrives significantly later than the others; clock resolution {micro(resolution)} µs"
+
+
+def _late_by_device(by_size: Sequence[Tails]) -> dict[int, list[tuple[Tails, RankTails]]]:
+    """Return by device where its rank is late, of the launches of one communicator."""
+    return grouped((rank.member, (tail, rank)) for tail in by_size for rank in tail.late)
 
 
 def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], sizes: int) -> str:
@@ -358,6 +363,8 @@ def small_allreduces_page(run: Run) -> Page:
         return
     mark = sim(run, " (sim)")
     yield from both("tables", *(Lines(f"{line}{mark}") for line in _small_answers(run, every)))
+    launches = launches_by_communicator(run)
+    yield from short(*(Lines(f"late      {line}{mark}") for line in _latest(run, launches)))
     yield from whole("header", Lines(f"\n{header(run)}"))
     size = TOKEN_BYTES if TOKEN_BYTES in every[0].sizes else every[0].sizes[0]
     everybody = tags(every[-1].members, run.devices)
@@ -372,9 +379,21 @@ def small_allreduces_page(run: Run) -> Page:
     for found in every:
         yield from shown("tables", Lines(f"\n{sim(run)}{len(found.members)} ranks in a CUDA graph, µs"), _graphs(found))
     yield from both("tables", Text(f"\n{_SMALL_LEGEND}"))
-    for by_size in launches_by_communicator(run):
+    for by_size in launches:
         yield from whole("tails", *single_launches(run, by_size))
     yield from ending(run)
+
+
+def _latest(run: Run, groups: Iterable[Sequence[Tails]]) -> Iterator[str]:
+    """Yield which rank is late, once for each GPU: in the largest communicator in which it is, at most sizes."""
+    found: dict[int, tuple[str, tuple[int, int]]] = {}
+    for by_size in groups:
+        for device, late in _late_by_device(by_size).items():
+            ranks = len(by_size[0].point.members)
+            telling = ranks, len(late)
+            if device not in found or telling > found[device][1]:
+                found[device] = f"of {ranks} ranks, {_described(run, device, late, len(by_size))}", telling
+    yield from (line for line, _ in found.values())
 
 
 def _counts(every: Sequence[SmallAllreduces]) -> str:
