@@ -158,7 +158,9 @@ def test_history_is_counted_and_refused_where_it_shows_nothing(program: Program)
     for day in range(4):
         run_file.save(replace(copies(seed=day), started=f"2026-03-0{day + 1}T00:00:00Z"), Path(f"{day}.json"))
     found = program("compare", "0.json", "3.json", "--history", "1.json", "--history", "2.json")
-    assert "estimated from 3 runs" in found.out
+    assert re.search(r"estimated from 3 runs$", found.out, re.MULTILINE)
+    one = program("compare", "0.json", "3.json", "--history", "1.json").out
+    assert "estimated from 2 runs, which show little of it: give --history two earlier runs or more\n" in one
     told = json.loads(program("compare", "0.json", "3.json", "--history", "1.json", "--json").out)
     assert told["history"] == 1
     assert {point["between"]["origin"] for point in told["points"]} == {"history"}
