@@ -79,9 +79,9 @@ class Fit:
     `nodes` are those that were measured. `sends` and `receives` are theirs, in this order, and the same unless
     `directed`: some pair was measured one way. `levels` has for
     each level of switches the effect of each switch on the pairs with one end under it, and `across` that of leaving a
-    switch of the level at all (0 if a level has one). `typical` is the log of GB/s, `sigma` the noise of one round of
-    one pair. `exhausted` if further rounds would hardly narrow the errors: every pair was measured, and pairs differ
-    from each other far more than their rounds do; or two nodes form the only pair.
+    switch of the level at all (0 if a level has one), with `across_errors`. `typical` is the log of GB/s, `sigma` the
+    noise of one round of one pair. `exhausted` if further rounds would hardly narrow the errors: every pair was
+    measured, and pairs differ from each other far more than their rounds do; or two nodes form the only pair.
     """
 
     nodes: Members
@@ -93,6 +93,7 @@ class Fit:
     levels: tuple[_Array, ...]
     level_errors: tuple[_Array, ...]
     across: tuple[float, ...]
+    across_errors: tuple[float, ...]
     sigma: float
     freedom: int
     directed: bool
@@ -288,11 +289,20 @@ class _Design:
             across=tuple(
                 float(sum(lost)) + 2 * centre for lost, centre in zip(levels[::2], centres[1::2], strict=True)
             ),
+            across_errors=tuple(
+                math.hypot(*lost, 2 * _median_error(each))
+                for lost, each in zip(level_errors[::2], level_errors[1::2], strict=True)
+            ),
             sigma=solution.sigma,
             freedom=solution.freedom,
             directed=directed,
             exhausted=exhausted,
         )
+
+
+def _median_error(errors: _Array) -> float:
+    """Return about the standard error of the median of effects with these; 0 of none."""
+    return math.sqrt(math.pi / 2 * float(np.mean(errors**2)) / len(errors)) if len(errors) else 0.0
 
 
 def _design(

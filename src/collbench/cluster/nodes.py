@@ -115,11 +115,12 @@ class Uplink:
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """What the pairs say. `typical_gbs` is a healthy pair under one switch, `across` what leaving a switch of a known
-    level costs as a ratio less 1, `noise` one measurement's σ̂. `suspects` are groups to measure among themselves,
-    empty for more pairs at random, None if all is decided. `fast_pair` are the only two fast nodes, if there are just
-    two: no pair shows whether the others are slow or these two share a switch. `sharing` is what pairs share if no
-    switch is known. If `shared`, nodes are judged by it, and `across` is what pairs lose that meet busy uplinks.
-    `confirm` are slow nodes to measure again, when all else is decided.
+    level costs as a ratio less 1, with `across_intervals` (95% for all levels together), `noise` one measurement's σ̂.
+    `suspects` are groups to measure among themselves, empty for more pairs at random, None if all is decided.
+    `fast_pair` are the only two fast nodes, if there are just two: no pair shows whether the others are slow or these
+    two share a switch. `sharing` is what pairs share if no switch is known. If `shared`, nodes are judged by it, and
+    `across` is what pairs lose that meet busy uplinks. `confirm` are slow nodes to measure again, when all else is
+    decided.
     """
 
     nodes: tuple[NodeEffect, ...]
@@ -132,6 +133,7 @@ class Judgement:
     sharing: Sharing | None = None
     shared: bool = False
     confirm: Members = ()
+    across_intervals: tuple[tuple[float, float], ...] = ()
 
     @property
     def judged(self) -> int:
@@ -380,11 +382,14 @@ def _known_uplinks(fitted: Fit, known: Sequence[Switches]) -> list[list[Uplink]]
 
 def _judgement(nodes: int, fitted: Fit, uplinks: Sequence[Uplink], suspects: tuple[Members, ...] | None) -> Judgement:
     effects = {effect.node: effect for effect in _node_effects(fitted)}
+    quantile = simultaneous_quantile(fitted.freedom, len(fitted.across))
+    losses = [_effect(*one, quantile) for one in zip(fitted.across, fitted.across_errors, strict=True)]
     return Judgement(
         nodes=tuple(effects.get(node, NodeEffect(node, UNKNOWN, UNKNOWN)) for node in range(nodes)),
         uplinks=tuple(uplinks),
         typical_gbs=math.exp(fitted.typical),
-        across=tuple(math.expm1(value) for value in fitted.across),
+        across=tuple(loss.ratio for loss in losses),
+        across_intervals=tuple(loss.interval for loss in losses),
         noise=fitted.sigma,
         suspects=suspects,
         fast_pair=fitted.fast_pair,

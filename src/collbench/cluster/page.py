@@ -151,9 +151,9 @@ def _findings(origin: SurveyOrigin, judgement: Judgement) -> Iterator[str]:
         yield f"{uplink.effect.state:9} {_uplink(uplink, origin.names)}{mark}"
     either = [effect for effect in judgement.nodes if effect.state is State.EITHER]
     undecided = [effect for effect in judgement.nodes if effect.state is State.UNDECIDED]
-    yield from (across := [*_across(judgement, mark)])
+    yield from _across(judgement, mark)
     if judgement.judged and not (judgement.slow_nodes or judgement.slow_uplinks):
-        nothing = f"no slow node and no {'uplink slower than the others' if across else 'slow uplink'}"
+        nothing = "no node and no uplink is slower than the others; if all are slow, only the typical rate shows it"
         if doubtful := len(either) + len(undecided):
             nothing = f"nothing slow for certain: {amount(doubtful, 'node')} {verb(doubtful, 'is', 'are')} in doubt"
         yield f"found     {nothing}{mark}"
@@ -171,13 +171,17 @@ def _findings(origin: SurveyOrigin, judgement: Judgement) -> Iterator[str]:
 
 def _across(judgement: Judgement, mark: str) -> Iterator[str]:
     """Yield what pairs lose that share uplinks with others, where no single node or uplink is the reason."""
-    for change in judgement.across:
-        if judgement.shared and judgement.sharing is not None:
+    if judgement.shared and judgement.sharing is not None:
+        for change in judgement.across:
             busy = f"{len(judgement.sharing.busy):,} pairs of nodes that are fast with others lose {-change:.0%}"
             yield f"across    {busy} while many run: oversubscribed uplinks; --switches FILE says whose{mark}"
-        elif change < -DELTA:
-            lost = f"pairs across switches lose {-change:.0%} if all run at once"
-            yield f"across    {lost}: slow or oversubscribed uplinks{mark}"
+        return
+    for change, (low, high) in zip(judgement.across, judgement.across_intervals, strict=True):
+        if change < -DELTA:
+            perhaps, why = ("", "") if high < -DELTA else ("perhaps ", ", or noise")
+            least, most = (round(-end, 3) + 0.0 for end in (high, low))  # no -0.0%
+            lost = f"{perhaps}lose {-change:.0%} ({least:.1%} to {most:.1%}) if all run at once"
+            yield f"across    pairs across switches {lost}: slow or oversubscribed uplinks{why}{mark}"
 
 
 def _not_judged(judgement: Judgement) -> str:
