@@ -55,6 +55,8 @@ COLLECTIVES: list[Row] = [
     ("launches beyond counting", f"reduce --latency {10**20}", "is not in the range 1<=x<=1000000", "see 'collbench"),
     ("calls beyond counting", f"reduce -n {10**30}", "is not in the range 1<=x<=1000000", "see 'collbench"),
     ("trials beyond counting", f"overlap --trials {10**30}", "is not in the range 1<=x<=1000000", "see 'collbench"),
+    ("NCCL of cores", "reduce --backend host --nccl x.so", "--nccl: the host backend loads no NCCL", "leave it out"),
+    ("NCCL of a simulation", "reduce --backend sim --nccl x.so", "the sim backend loads no NCCL", "leave it out"),
     ("a root that no pair has", "reduce --pairs --root 2", "--root 2 is not a rank of a pair", "write 0 or 1"),
     ("sizes twice", "reduce --sizes 1M -b 8", "--sizes and --minbytes both say which sizes", "use only one"),
     ("devices twice", "reduce -g 2 --devices 0,1", "--devices and --ngpus both say which", "use only one"),

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from collbench.api.keywords import MAX_COUNT, named, new_seed
 from collbench.cli.terminal import NOTICES, json_option, verbose_option
-from collbench.model.capabilities import BACKENDS
+from collbench.model.capabilities import BACKENDS, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES, REDOPS, parse_dtype, parse_duration, parse_sizes
@@ -211,6 +211,9 @@ def check_together(context: click.Context) -> None:
     for name, needed, wrong in _NEEDS:
         if name in given and needed not in given:
             raise UsageError(wrong)
+    backend = context.params.get("backend")
+    if "nccl" in given and backend in BACKENDS and not capabilities(backend).nccl:
+        raise UsageError(f"--nccl: the {backend} backend loads no NCCL: leave it out")
 
 
 class CheckedCommand(click.Command):
