@@ -17,7 +17,7 @@ import pytest
 from collbench.jobs import job_file
 from collbench.jobs.job import Job
 from collbench.jobs.replay.results import replays_of
-from collbench.jobs.replay.section import COLUMNS
+from collbench.jobs.replay.section import COLUMNS, answer
 from collbench.runfile import run_file
 from tests.cli.program import Program
 from tests.cli.program import collbench as command_of
@@ -66,6 +66,26 @@ def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Progr
     jsonschema.validate(json.loads((folder / "a.json").read_text(encoding="utf-8")), SCHEMA)
     assert first.settings.kind == "replay"
     assert first.complete
+
+
+@pytest.mark.parametrize(
+    ("pauses_ms", "ends"),
+    [
+        ((10.1, 10.0, 9.9, 10.1, 10.0, 9.9), "and at most 0.100 ms are exposed"),
+        ((8.1, 8.0, 7.9, 8.1, 8.0, 7.9), "and 2.000 ms are exposed"),
+        ((12.1, 12.0, 11.9, 12.1, 12.0, 11.9), "and nothing is exposed"),
+    ],
+)
+def test_what_may_be_noise_is_said_as_its_upper_end(
+    program: Program, folder: Path, pauses_ms: tuple[float, ...], ends: str
+) -> None:
+    """What the calls add to a step of 10 ms is a difference: with noise negative, but no time is."""
+    program("replay", "job.json", *SIM, "--trials", "6", "-o", "run.json")
+    run = run_file.load(folder / "run.json")
+    (replay,) = replays_of(run)
+    for trial, pause in enumerate(pauses_ms):
+        replay.trials[trial] = replace(replay.trials[trial], step=(10e-3, 9e-3), pauses=(1e-3 * pause, 1e-3))
+    assert answer(run).endswith(ends)
 
 
 def test_export_and_report_know_it(program: Program, folder: Path) -> None:

@@ -22,6 +22,8 @@ from collbench.report.text.frame import header, origin, sim, troubled
 from collbench.report.text.layout import Lines, Page, Table, both, listed, short, table, whole
 from collbench.runfile.codec import picked
 
+_SHOWN = 0.5e-6  # seconds that a page does not round to 0
+
 
 @dataclass(frozen=True, slots=True)
 class ReplaySummary:
@@ -120,10 +122,16 @@ def answer(run: Run) -> str:
     """Return "the step of job.json on GPU0, GPU1 communicates for 3.21 ms, and 1.10 ms are exposed"."""
     first = next(replay for replay in replays_of(run) if replay.trials)
     summary = summarize(first)
-    return (
-        f"{_what(run, first)} communicates for {milliseconds(summary.communication.value)} ms{_arm(first)}, and "
-        f"{milliseconds(summary.exposed.value)} ms are exposed"
-    )
+    communicates = f"communicates for {milliseconds(summary.communication.value)} ms{_arm(first)}"
+    return f"{_what(run, first)} {communicates}, and {_exposed(summary.exposed)}"
+
+
+def _exposed(figure: TrialFigure) -> str:
+    """Return how much is exposed: a difference whose interval has 0 in it may be none, and is never less."""
+    low, high = figure.interval or (figure.value, figure.value)
+    if low > 0:
+        return f"{milliseconds(figure.value)} ms are exposed"
+    return f"at most {milliseconds(high)} ms are exposed" if high >= _SHOWN else "nothing is exposed"
 
 
 def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
