@@ -1,13 +1,15 @@
 """What NVML, nvidia-smi and CUDA say, against each other."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
 from collbench.judge.diagnose import Kind, judge
 from collbench.model.run import Run
 from tests.builders import nvml_says, smi_says
-from tests.judge.checked import faults, h200, kinds, pcie, the, undone, what
+from tests.judge.checked import faults, h200, kinds, pcie, slow, the, undone, what
 
 
 def saying(run: Run, pair: tuple[int, int], **words: object) -> Run:
@@ -21,6 +23,35 @@ def test_links_that_went_down_since_nvidia_smi_was_asked() -> None:
     assert verdict.members == (0, 1)
     assert "topo -m reports NV18, NVML counts 16" in what(verdict)
     assert verdict.fix == "nvidia-smi nvlink -s -i 0"
+
+
+OF_GPU0 = [link for link in permutations(range(4), 2) if 0 in link]
+
+
+def four_down(links: Sequence[tuple[int, int]], share: float) -> Run:
+    """Return a run in which 14 of 18 links are up at GPU0, and copies on these links reach that share of 18's rate."""
+    run = h200(slow(links, share))
+    for pair in ((0, 1), (0, 2), (0, 3)):
+        run = saying(run, pair, label="NV14", nvlinks=14, theory_gbs=350.0)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("links", "share", "found", "slower"),
+    [
+        (OF_GPU0, 14 / 18, [(Kind.LINKCOUNT_MISMATCH, (0,))], False),
+        (OF_GPU0, 0.8 * 14 / 18, [(Kind.LINKCOUNT_MISMATCH, (0,))], True),
+        # Not all are slower: a link at half the rate has a fault of its own.
+        ([(0, 3), (3, 0)], 0.5, [(Kind.LINKCOUNT_MISMATCH, (0,)), (Kind.NV_DEGRADED, (0, 3))], False),
+        ([(1, 2), (2, 1)], 0.5, [(Kind.LINKCOUNT_MISMATCH, (0,)), (Kind.NV_DEGRADED, (1, 2))], False),
+    ],
+)
+def test_missing_links_explain_a_rate_in_proportion_and_no_less(
+    links: Sequence[tuple[int, int]], share: float, found: list[object], slower: bool
+) -> None:
+    verdicts = faults(four_down(links, share))
+    assert [(verdict.kind, verdict.members) for verdict in verdicts] == found
+    assert ("where 14 NVLinks elsewhere carry 30" in what(verdicts[0])) is slower
 
 
 @pytest.mark.parametrize(

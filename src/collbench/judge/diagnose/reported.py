@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from statistics import median
 
 from collbench.judge.diagnose.blame import Blame, blames, verdict_on
 from collbench.judge.diagnose.limits import VIRTUAL
@@ -10,7 +12,7 @@ from collbench.judge.diagnose.readings import Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Verdict, both_ways, on
 from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
 from collbench.model.run import Path, PeerStatus
-from collbench.model.units import amount, grouped
+from collbench.model.units import amount, figure, grouped
 
 
 def reported(facts: Facts) -> Iterator[Verdict]:
@@ -55,7 +57,49 @@ def _link_counts(facts: Facts) -> Iterator[Verdict]:
         text = "NVLinks are down at one end, or went down between the two queries (or the text is of another machine)"
         return Cause("nvlinks_lost", text, f"nvidia-smi nvlink -s{on(facts.run, members[:1])}")
 
-    return _merged(facts, Kind.LINKCOUNT_MISMATCH, cause, ask)
+    for verdict in _merged(facts, Kind.LINKCOUNT_MISMATCH, cause, ask):
+        yield _in_proportion(facts, verdict)
+
+
+# Links of one product carried as much each, within this, however many a path had, and more where others limit it.
+_PROPORTION = 0.9
+
+
+def _in_proportion(facts: Facts, verdict: Verdict) -> Verdict:
+    """Return the verdict with what its missing links explain: a rate in proportion to the links that are left.
+
+    Other paths of the same products, on whose links all agree, show what a link carries. If all of the verdict's copies
+    are slower than that, its text says so.
+    """
+    path = facts.paths[frozenset(min(verdict.links))]
+    agreed = [
+        (other, reading)
+        for other in facts.run.paths
+        if other.nvlinks and _counts(other) == {other.nvlinks} and _products(facts, other) == _products(facts, path)
+        for link in both_ways([other.devices])
+        if (reading := facts.readings.best(link))
+    ]
+    left = min(_counts(path))
+    if not agreed or not left:
+        return verdict
+    carried = left * median(reading.gbs / other.nvlinks for other, reading in agreed)
+    verdict = replace(verdict, explains_from_gbs=_PROPORTION * carried)
+    copies = [reading for link in verdict.links if (reading := facts.readings.best(link))]
+    if not copies or max(facts.readings.interval(copy)[2] for copy in copies) >= _PROPORTION * carried:
+        return verdict
+    reached = figure(max(copy.gbs for copy in copies))
+    slower = f"they reach {reached} GB/s where {amount(left, 'NVLink')} elsewhere carry {figure(carried)}"
+    return replace(verdict, text=f"{verdict.text}; {slower}, so something else slows them, too")
+
+
+def _counts(path: Path) -> set[int]:
+    """Return how many NVLinks a path has by NVML and by its label of `topo -m`, or its own."""
+    label = path.tool_label if path.tool_label not in (None, UNKNOWN) else path.label
+    return {path.nvlinks, nvlink_count(label or "")}
+
+
+def _products(facts: Facts, path: Path) -> list[str]:
+    return sorted(facts.run.devices[position].name for position in path.devices)
 
 
 def _peer_answers(facts: Facts) -> Iterator[Verdict]:

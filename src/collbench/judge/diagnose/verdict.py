@@ -88,7 +88,7 @@ class Verdict:
     says that those count. `failure` and `skipped` are the first ones that it rests on, if there are any.
     `links` are the directed links that it and what it explains are about; none if it is about devices. `reach` are
     those that cross the element to blame, if several pairs share it; `works` show it. `explains` are kinds that would
-    have been found for the same links without this verdict.
+    have been found for the same links without this verdict: of copies below `explains_from_gbs` it explains nothing.
     """
 
     kind: Kind
@@ -107,6 +107,7 @@ class Verdict:
     reach: frozenset[Link] = frozenset()
     works: frozenset[Work] = frozenset()
     explains: tuple[Kind, ...] = ()
+    explains_from_gbs: float = 0.0
 
     def __repr__(self) -> str:
         """Return one line, for people."""
@@ -239,8 +240,10 @@ def _covers(strong: Verdict, weak: Verdict, links: frozenset[Link]) -> bool:
     if weak.works and not collective and any(work.operation.is_collective for work in strong.works):
         return False  # what slows NCCL slows no copies
     with_host = any(work.variant.host_memory for work in weak.works)
-    if with_host and strong.kind is Kind.P2P_SLOWER_THAN_STAGED:
-        return False  # it says that copies with host memory are faster
+    # The one kind says that copies with host memory are faster; and these cross no NVLink that is down.
+    spared = with_host and strong.kind in (Kind.P2P_SLOWER_THAN_STAGED, Kind.LINKCOUNT_MISMATCH)
+    if spared or (weak.measured is not None and not collective and weak.measured[2] < strong.explains_from_gbs):
+        return False
     sure = weak.kind in _BY_SETTINGS and weak.cause.seen and not weak.cause.devices
     reach = both_ways(strong.reach) if collective else strong.reach
     if weak.kind in _SLOWED and not sure and weak.links and weak.links <= reach:
