@@ -33,7 +33,7 @@ def recorded_job(made: scenarios.Job, folder: Path, calls_per_step: int | None =
 
 
 @cache
-def on_the_host(name: str, seed: int = 0) -> tuple[scenarios.Job, Job]:
+def on_the_host(name: str, seed: int) -> tuple[scenarios.Job, Job]:
     """Return a scenario and what is recorded of it without GPU times: several tests look for steps in the same one."""
     made = scenarios.Job((scenarios.SCENARIOS | scenarios.CROSSINGS)[name], seed)
     with TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def _alike(found: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> bool:
 @pytest.mark.parametrize("name", scenarios.SCENARIOS)
 def test_a_scenarios_step_is_right_or_not_claimed(name: str, way: str, tmp_path: Path) -> None:
     if way == "host":
-        made, job = on_the_host(name)
+        made, job = on_the_host(name, 0)
     else:
         made = scenarios.Job(scenarios.SCENARIOS[name], int(way == "gpu"), gpu=way == "gpu", marks=way == "marks")
         job = recorded_job(made, tmp_path)
@@ -210,7 +210,7 @@ def test_of_a_real_jobs_equal_calls_any_length_is_said_to_be_equal_blocks(calls:
 @pytest.mark.parametrize("wrong", [-1, 1, 10**6 + 1], ids=["one less", "one more", "more than there are"])
 @pytest.mark.parametrize("name", ["accumulation", "accumulation, ddp", "warm-up"])
 def test_of_a_length_that_the_calls_contradict_the_job_says_first_what_repeats(name: str, wrong: int) -> None:
-    made, recording = on_the_host(name)
+    made, recording = on_the_host(name, 0)
     right = len(made.ranks[0].usual)
     found = steps.find(recording, right + wrong).steps
     what = f"rank 0 sends the same calls again every {made.ranks[0].block}, not every {right + wrong}"

@@ -18,6 +18,7 @@ from collbench.jobs.job import Job, Unknown
 from collbench.jobs.recorded import merge
 from collbench.jobs.repeats import fold
 from collbench.jobs.streams import (
+    FUNCTIONS,
     Communicator,
     NcclCall,
     Repeated,
@@ -230,6 +231,21 @@ def test_a_call_that_this_collbench_does_not_know_is_counted_not_guessed() -> No
     made = stream(calls=(stream().calls[0], strange), tail=np.array([0, 2, 0]))
     (rank,) = merge([made]).job.ranks
     assert (rank.calls, rank.dropped) == (2, 1)
+
+
+def test_parts_of_an_all_to_all_share_a_kernel() -> None:
+    """Which began with the first of them and took as long as the last."""
+    parts = tuple(
+        NcclCall(4, -1, peer, 0, FUNCTIONS.index(function), 7, False, 0)
+        for peer in range(2)
+        for function in ("send", "recv")
+    )
+    ran = replace(times([2000] * 4), gpu=np.array([5, 9, 5, 9]) * 1000, begins=np.array([6, 4, 4, 5]) * 1000)
+    made = stream(calls=parts, tail=np.array([0, 3, 5, 7]), tail_times=ran)
+    job = merge([made]).job
+    ((whole,),) = (phase.samples for phase in job.ranks[0].phases)
+    assert ([call.operation for call in job.calls], whole.gpu) == (["alltoall"], (9.0,))
+    assert whole.gpu_starts[0] - whole.starts[0] == 2.0
 
 
 def test_a_phase_with_samples_of_its_own_length(tmp_path: Path) -> None:

@@ -269,15 +269,18 @@ class _Places:
     """
 
     at: tuple[slice, ...]
+    firsts: Numbers  # where each of `at` begins
     symbols: tuple[int, ...]
     unknown: int
 
     def first(self, times: Numbers) -> Numbers:
         """Return times of the first call at each place."""
-        return times[[at.start for at in self.at]]
+        return times[self.firsts]
 
     def over(self, function: Callable[[Numbers], Any], times: Numbers) -> Numbers:
         """Return a function of the times at each place: parts of an all-to-all share a kernel."""
+        if len(self.at) + self.unknown == len(times):  # a call at each place, as nearly always
+            return self.first(times)
         return np.array([function(times[at]) for at in self.at], float)
 
     def times(self, repetition: Repetition, clock: int) -> Times:
@@ -306,7 +309,7 @@ def _places(symbols: Numbers, translated: Sequence[Call | None], tables: _Tables
             if call is not None:
                 at.append(slice(index, index + 1))
                 numbers.append(2 * tables.call_number(call) + int(grouped[index]))
-    return _Places(tuple(at), tuple(numbers), calls.count(None))
+    return _Places(tuple(at), np.array([place.start for place in at], int), tuple(numbers), calls.count(None))
 
 
 def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:

@@ -227,13 +227,16 @@ def _units(
     names: dict[Any, int] = {}
     kinds_of = [_kind(job, call) for call in range(len(job.calls))]
     kinds, small = np.zeros(len(first), int), np.zeros(len(first), bool)
-    for unit, (start, end) in enumerate(zip(first, lasts + 1, strict=True)):
-        parts = [kinds_of[call] for call in calls[start:end]]
-        kind: Any = tuple(parts)
-        if len(parts) > 1 and all(part[0] in set(PointToPoint) for part in parts):
-            kind = "exchange", frozenset(part[1] for part in parts)  # torch leaves out what is empty
-        small[unit] = all(part[-1] for part in parts)
-        kinds[unit] = names.setdefault(kind, len(names))
+    seen: dict[bytes, tuple[int, bool]] = {}  # most units are of few calls
+    for unit, (start, end) in enumerate(zip(first.tolist(), (lasts + 1).tolist(), strict=True)):
+        own = calls[start:end]
+        if (key := own.tobytes()) not in seen:
+            parts = [kinds_of[call] for call in own]
+            kind: Any = tuple(parts)
+            if len(parts) > 1 and all(part[0] in set(PointToPoint) for part in parts):
+                kind = "exchange", frozenset(part[1] for part in parts)  # torch leaves out what is empty
+            seen[key] = names.setdefault(kind, len(names)), all(part[-1] for part in parts)
+        kinds[unit], small[unit] = seen[key]
     return _Unrolled(calls, first, starts, gpu, begins, pauses, known, skipped[:-1], kinds, small, usual[first], on_gpu)
 
 
