@@ -139,6 +139,15 @@ def test_a_run_that_grows_or_is_reported_otherwise_is_judged_again() -> None:
     assert len(impossible(run)) == 2
 
 
+def test_another_root_has_limits_of_its_own() -> None:
+    """GPU0 has four links, GPU2 five."""
+    rooted = [replace(MESH, settings=replace(MESH.settings, root=root)) for root in (0, 2)]
+    first, other = (Hardware(run).of(DataPoint(Operation.GATHER, FOUR, GIB)) for run in rooted)
+    assert first is not None
+    assert other is not None
+    assert other.gbs == pytest.approx(first.gbs * 5 / 4)
+
+
 def test_what_is_found_names_place_rate_and_limit_and_the_samples_are_marked() -> None:
     run = replace(HGX, measurements=[measured(Operation.CE_WRITE, (2, 1), [390.0, 600.0, 391.0])])
     (rate,) = impossible(run)
