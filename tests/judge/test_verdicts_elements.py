@@ -262,6 +262,11 @@ def test_a_link_between_sockets_shows_in_copies_with_memory_of_the_other_one(
             assert verdict.text.startswith(f"{1 - up:.0%} below the 26")
 
 
+def test_a_slow_slot_and_a_slow_link_between_sockets_are_both_named_though_near_memory_is_slow_for_one_gpu() -> None:
+    found = faults(with_memory_of_both_nodes({"up": 0.25, "down": 0.25}, {3: 0.5 * FULL}))
+    assert sorted(map(of, (verdict.cause for verdict in found))) == [("gpu", (3,)), ("sockets", (0, 1, 2, 3))]
+
+
 def test_one_direction_between_sockets_is_named_by_pairs_across_or_else_by_copies_with_memory() -> None:
     (across,) = faults(with_memory_of_both_nodes({"up": 0.25, "down": 1.0}, {}))
     assert (across.kind, of(across.cause)) == (Kind.ASYMMETRY, ("sockets", (0, 1, 2, 3)))

@@ -34,6 +34,19 @@ def test_a_disabled_peer_to_peer_is_named_as_the_cause_of_one_verdict() -> None:
     assert verdict.measured[0] < 326.08 * DISABLED < verdict.measured[2]
 
 
+def test_what_nccl_sends_through_memory_of_an_unknown_socket_is_compared_within_a_socket() -> None:
+    """It lies at that of GPU0 and GPU1: those of the other one are farther."""
+
+    def rate(work: Work, members: Members) -> float:
+        far = work.operation.is_collective and {2, 3} & {*members}
+        return 9.0 if far else 12.0
+
+    run = pcie(BRIDGES, rate)
+    run = replace(run, devices=tuple(replace(gpu, numa_node=gpu.index // 2) for gpu in run.devices))
+    assert faults(with_settings(run, {"NCCL_P2P_DISABLE": "1"})) == []
+    assert [verdict.kind for verdict in faults(run)] == [Kind.INTRA_LABEL_OUTLIER]
+
+
 @pytest.mark.parametrize("gpus", [(2,), (2, 3)])
 def test_a_variable_that_slows_nccl_hides_no_slow_copies(gpus: tuple[int, ...]) -> None:
     """All links of a GPU are slow, or those of one pair."""

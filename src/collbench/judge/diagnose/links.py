@@ -173,8 +173,15 @@ def far_memory(facts: Facts) -> Iterator[Verdict]:
     """
     slow = dict[tuple[int, int], list[Gap]]()
     for way, copies in across_nodes(facts).items():
+        usual = {
+            operation: median(near.middle for near in own)
+            for operation, own in grouped((near.work.operation, near) for _, near in copies).items()
+        }
         # So far below, ranks tell no more than errors; all copies cross the same link.
-        gaps = [Gap(far, near.middle - far.middle, math.hypot(far.error, near.error), 0.0) for far, near in copies]
+        gaps = [
+            Gap(far, usual[far.work.operation] - far.middle, math.hypot(far.error, near.error), 0.0)
+            for far, near in copies
+        ]
         off = facts.readings.z * math.hypot(*(gap.error for gap in gaps)) / len(gaps)
         if min(gap.gap for gap in gaps) > _FAR_MEMORY and fmean(gap.gap for gap in gaps) - off > _FAR_MEMORY:
             slow[way] = gaps
@@ -347,7 +354,8 @@ def _all_peers(facts: Facts, *, collective: bool) -> tuple[list[_Peers], list[fl
     """Return the peers of all copies or all collectives, and the deviations of all of them, ascending."""
     works = facts.readings.works(collective=collective)
     groups = (group for work in works for group in _readings_by_label(facts, work).values())
-    peers = [each for group in groups for each in _peers(facts, group)]
+    of_sockets = (grouped((sockets_of(facts, reading), reading) for reading in group).values() for group in groups)
+    peers = [each for some in of_sockets for group in some for each in _peers(facts, group)]
     return peers, sorted(deviation for each in peers for deviation in each.deviations)
 
 

@@ -162,6 +162,11 @@ class Facts:
         """True if the devices are CPU cores, whose labels are our own."""
         return capabilities(self.run.backend).cores
 
+    @cached_property
+    def nccl_by_host(self) -> bool:
+        """True if a variable sends NCCL through host memory between all GPUs."""
+        return self.run.settings.environment.get("NCCL_P2P_DISABLE", "") not in ("", "0")
+
     def label(self, link: Sequence[int]) -> str:
         """Return the label between two positions, "?" where none was reported."""
         path = self.paths.get(frozenset(link))
