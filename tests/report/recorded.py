@@ -35,7 +35,7 @@ _TYPES = {
     "f8e5m2": "float8_e5m2",
 }
 # Seconds of a printed time that are tried, from half a unit of its last digit below to half a unit above.
-_TRIED = 101
+_TRIED = 31
 
 
 @dataclass(frozen=True)

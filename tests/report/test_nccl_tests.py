@@ -46,9 +46,9 @@ def test_every_line_is_the_one_that_nccl_tests_printed(path: Path) -> None:
     # Its header has the sizes that were asked for, ours those that were measured.
     ends = f"minBytes {sizes[0]} maxBytes {sizes[-1]} "
     theirs = [re.sub(r"minBytes \d+ maxBytes \d+ ", ends, line) for line in theirs]
-    run = run_of(recording)
-    assert layout(lines(run)) == layout(theirs)
-    average = next(line for line in lines(run) if "Avg" in line).split()[-1]
+    ours = lines(run_of(recording))
+    assert layout(ours) == layout(theirs)
+    average = next(line for line in ours if "Avg" in line).split()[-1]
     kept = len(sizes) / len(recording.rows)  # its average counts rows of nothing as 0 GB/s
     assert float(average) * kept == pytest.approx(float(recording.figure("Avg bus bandwidth")), abs=0.005)
 
