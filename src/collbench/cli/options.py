@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -17,9 +17,6 @@ from collbench.model.capabilities import BACKENDS, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES, REDOPS, parse_dtype, parse_duration, parse_sizes
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 Value = TypeVar("Value")
 
@@ -68,32 +65,25 @@ def _checked_seed(seed_given: int) -> int:
 
 
 class _File(click.Path):
-    """The path of a file. An empty one, of a shell's variable that is not set, would be this folder."""
+    """The path of a file. An empty one, of a shell's variable that is not set, would be this folder.
+
+    "-" is no name for a file to write, as other tools write to standard output then: None, or, with `page`, an error.
+    """
+
+    def __init__(self, *, written: bool = False, page: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self._written, self._page = written, page
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path. Raises UsageError."""
+        """Return the path, None for standard output. Raises UsageError."""
         if value == "":
             name = param.opts[0] if isinstance(param, click.Option) else "a file name"
             raise UsageError(f"{name} is empty: write the name of a file")
-        return super().convert(value, param, ctx)
-
-
-class _Output(_File):
-    """The file to write. "-" is no name, as other tools write to standard output then, which has the page."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path. Raises UsageError."""
-        if value == "-":
+        if value != "-" or not self._written:
+            return super().convert(value, param, ctx)
+        if self._page:
             raise UsageError("--output - names no file, and standard output has the page: name a file, or write ./-")
-        return super().convert(value, param, ctx)
-
-
-class _Exported(_File):
-    """The file to write, None for standard output, which has nothing else."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path, None for "-". Raises UsageError."""
-        return None if value == "-" else super().convert(value, param, ctx)
+        return None
 
 
 class _Run(_File):
@@ -110,26 +100,20 @@ class _Run(_File):
 
 
 _NUMBER = re.compile(r"\d{1,6}", re.ASCII)
-FILE = _File(path_type=Path)
-OUTPUT, EXPORTED = _Output(path_type=Path), _Exported(path_type=Path)
-
-
-class _Fabric(click.Path):
-    """The name of a shipped fabric, or a file; shells complete both."""
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the names, or that files follow."""
-        from click.shell_completion import CompletionItem
-
-        from collbench.sim import fabrics
-
-        named = [CompletionItem(name) for name in fabrics.names() if name.startswith(incomplete)]
-        return named or super().shell_complete(ctx, param, incomplete)
-
-
-RUN = _Run(path_type=Path)
+FILE, OUTPUT, EXPORTED = _File(), _File(written=True, page=True), _File(written=True)
+RUN = _Run()
 # The name of a file that the command does not open itself; by this type shells complete it.
 FILE_NAME = click.Path(readable=False)
+
+
+def _fabrics(context: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    """Return the names of the shipped fabrics that begin so, else that files follow: shells complete both."""
+    from collbench.sim import fabrics
+
+    begun = [name for name in fabrics.names() if name.startswith(incomplete)]
+    return begun or FILE_NAME.shell_complete(context, param, incomplete)
+
+
 # Saved runs, by file or by number; if none is named, the newest is taken.
 run_file = click.argument("file", metavar="[RUN.JSON]", required=False, type=RUN)
 run_files = click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=RUN)
@@ -263,7 +247,7 @@ def _backend_option(auto: str) -> Command:
 backend = _backend_option("cuda if there is a GPU, else host")
 # CPU cores are taken only by name: they are no substitute for GPUs.
 backend_of_a_machine = _backend_option("GPUs, never CPU cores")
-fabric = option("--fabric NAME|FILE", "The machine to simulate.  [default: dgx-1v]", _Fabric(readable=False))
+fabric = option("--fabric NAME|FILE", "The machine to simulate.  [default: dgx-1v]", FILE_NAME, shell_complete=_fabrics)
 _SAVE = "Save the run in this file.  [default: a new file in $XDG_STATE_HOME/collbench/runs]"
 output = option("-o, --output FILE", _SAVE, OUTPUT)
 force = option("--force", "Replace a file that exists.")

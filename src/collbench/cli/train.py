@@ -40,17 +40,6 @@ def _torchrun_option(name: str) -> click.Option:
     )
 
 
-class _Script(click.Argument):
-    """The script with all that follows it, as it is; shells complete a file."""
-
-    def __init__(self) -> None:
-        super().__init__(["program"], nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return that files follow."""
-        return [CompletionItem(incomplete, type="file")]
-
-
 class ScriptCommand(click.Command):
     """A command that starts a script: ours and torchrun's options stand before its first other word, or before `--`.
 
@@ -62,7 +51,12 @@ class ScriptCommand(click.Command):
     def __init__(self, *arguments: Any, unlisted: Sequence[click.Parameter] = (), **settings: Any) -> None:
         self.listed = settings["params"]
         torchruns = map(_torchrun_option, sorted(TORCHRUN_FLAGS | TORCHRUN_VALUES))
-        settings["params"] = [*self.listed, *unlisted, *torchruns, _Script()]
+        # All that follows the script stays as it is, and shells complete a file.
+        complete = options.FILE_NAME.shell_complete
+        script = click.Argument(
+            ["program"], nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED, shell_complete=complete
+        )
+        settings["params"] = [*self.listed, *unlisted, *torchruns, script]
         super().__init__(*arguments, **settings)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

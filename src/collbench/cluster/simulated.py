@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from collbench.model.errors import RunFileError, UsageError, did_you_mean
 from collbench.model.run import Pair
 from collbench.model.values import Count, Ordinal, Range, cleaned
-from collbench.runfile.codec import build, json_fault, refuse_unknown
+from collbench.runfile.codec import build, json_fault
 
 _Array = NDArray[np.float64]
 # Time grows with the square at least: 1,024 nodes took 19 s and 217 MB on two busy cores, 2,048 above 200 s.
@@ -124,8 +124,7 @@ def load(text: str, name: str) -> Cluster:
             data = cleaned(json.loads(text), text)
         except (ValueError, RecursionError) as error:
             raise ValueError(json_fault(error)) from error
-        refuse_unknown(Cluster, data, "cluster")
-        cluster: Cluster = build(Cluster, data, "cluster")
+        cluster: Cluster = build(Cluster, data, "cluster", by_hand=True)
     except (ValueError, TypeError, UsageError) as error:
         raise RunFileError(
             f"{name} is not a cluster file: {error}; docs/slow-nodes.md describes one and names some"

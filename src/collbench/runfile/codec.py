@@ -76,10 +76,13 @@ class _Wrong(Exception):
         return _Wrong(self.what, step + self.path)
 
 
-def build(kind: Any, data: Any, where: str) -> Any:
-    """Return `data` as the annotated type `kind`. Raises ValueError that names the place."""
+def build(kind: Any, data: Any, where: str, *, by_hand: bool = False) -> Any:
+    """Return `data` as the annotated type `kind`. Raises ValueError that names the place.
+
+    A key that no field has is passed over, but refused in what people write `by_hand`: a typo would mean a default.
+    """
     try:
-        return _reader(kind)(data)
+        return _reader(kind, by_hand)(data)
     except _Wrong as wrong:
         raise ValueError(f"{where}{wrong.path} {wrong.what}") from None
     except RecursionError:
@@ -89,19 +92,19 @@ def build(kind: Any, data: Any, where: str) -> Any:
 # A run file holds tens of thousands of values: what their types are is looked up once, and where a value stands is put
 # together only for one that is wrong.
 @functools.cache
-def _reader(kind: Any) -> Callable[[Any], Any]:
+def _reader(kind: Any, by_hand: bool) -> Callable[[Any], Any]:
     origin = typing.get_origin(kind)
     if origin is typing.Annotated:
         return _scalar_reader(kind)
     if dataclasses.is_dataclass(kind):
-        return _dataclass_reader(typing.cast("type", kind))
+        return _dataclass_reader(typing.cast("type", kind), by_hand)
     if origin in (typing.Union, types.UnionType):
-        inner = _reader(next(part for part in typing.get_args(kind) if part is not types.NoneType))
+        inner = _reader(next(part for part in typing.get_args(kind) if part is not types.NoneType), by_hand)
         return lambda data: None if data is None else inner(data)
     if origin in (tuple, list):
-        return _sequence_reader(kind)
+        return _sequence_reader(kind, by_hand)
     if origin is dict:
-        return _dict_reader(_reader(typing.get_args(kind)[1]))
+        return _dict_reader(_reader(typing.get_args(kind)[1], by_hand))
     return _enum_reader(kind) if issubclass(kind, enum.Enum) else _scalar_reader(kind)
 
 
@@ -139,7 +142,7 @@ def _scalar_reader(kind: Any) -> Callable[[Any], Any]:
     return read
 
 
-def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
+def _dataclass_reader(kind: type, by_hand: bool) -> Callable[[Any], Any]:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     needed = {
         name: None
@@ -151,8 +154,10 @@ def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
     def read(data: Any) -> Any:
         if not readers:  # late: a type may contain itself
             hints = typing.get_type_hints(kind, include_extras=True)
-            readers.update({name: _reader(hints[name]) for name in fields})
+            readers.update({name: _reader(hints[name], by_hand) for name in fields})
         _expect(data, dict)
+        if by_hand and (unknown := [key for key in data if key not in fields]):
+            raise _Wrong(f"has '{unknown[0]}', which is not one of {', '.join(fields)}")
         if not needed.keys() <= data.keys():
             raise _Wrong(f"has no '{next(name for name in needed if name not in data)}'")
         known = {}
@@ -180,11 +185,11 @@ def _dict_reader(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return read
 
 
-def _sequence_reader(kind: Any) -> Callable[[Any], Any]:
+def _sequence_reader(kind: Any, by_hand: bool) -> Callable[[Any], Any]:
     """Return what reads list[X], tuple[X, ...], or a tuple with a type for each place."""
     arguments, origin = typing.get_args(kind), typing.get_origin(kind)
     many = origin is list or arguments[-1] is Ellipsis
-    readers = [_reader(part) for part in (arguments[:1] if many else arguments)]
+    readers = [_reader(part, by_hand) for part in (arguments[:1] if many else arguments)]
     only, allowed = _type_and_range(arguments[0])
     # A rank has times for one group of 64, and a thousand ranks answer: the empty ones are taken as they are.
     sparse = many and typing.get_origin(arguments[0]) is tuple and typing.get_args(arguments[0])[-1] is Ellipsis
@@ -208,25 +213,6 @@ def _sequence_reader(kind: Any) -> Callable[[Any], Any]:
         return decoded if origin is list else tuple(decoded)
 
     return read
-
-
-def refuse_unknown(kind: Any, data: Any, where: str) -> None:
-    """Raise ValueError for a key that no field has, in a file that people write: a typo would mean a default."""
-    if isinstance(data, list):
-        inner = typing.get_args(kind)[:1]
-        for number, item in enumerate(data):
-            refuse_unknown(inner[0] if inner else kind, item, f"{where}[{number}]")
-    elif isinstance(data, dict):
-        parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-        for part in filter(dataclasses.is_dataclass, parts):
-            known = _hints(typing.cast("type", part))
-            for key, value in data.items():
-                if key not in known:
-                    raise ValueError(f"{where} has '{key}', which is not one of {', '.join(known)}")
-                refuse_unknown(known[key], value, f"{where}.{key}")
-
-
-_hints = functools.cache(typing.get_type_hints)
 
 
 def json_fault(error: ValueError | RecursionError) -> str:

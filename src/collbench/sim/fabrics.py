@@ -17,7 +17,7 @@ from collbench.machine.labels import is_label
 from collbench.model.errors import RunFileError, UsageError, did_you_mean
 from collbench.model.run import Health, PeerStatus
 from collbench.model.values import Range
-from collbench.runfile.codec import FileFormat, build, refuse_unknown
+from collbench.runfile.codec import FileFormat, build, picked
 
 # The parts of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
 # Rates are what is achieved, in GB/s and one direction; delays are in µs. GPUs are referred to by position.
@@ -375,11 +375,7 @@ def _check_labels(fabric: Fabric) -> None:
     for number, reported in enumerate(fabric.labels):
         where = f"fabric.labels[{number}]"
         _check_gpus(reported.gpus, len(fabric.gpus), where)
-        for name, word in (
-            ("label", reported.label),
-            ("ancestor", reported.ancestor),
-            ("tool_label", reported.tool_label),
-        ):
+        for name, word in picked(reported, "label", "ancestor", "tool_label").items():
             if word is not None and not is_label(word):
                 raise ValueError(f"{where}.{name} is '{word}', not a label of nvidia-smi")
 
@@ -429,8 +425,7 @@ def _build(fields: dict[str, Any]) -> Fabric:
             raise ValueError(f"fabric.base is '{base}', not one of {', '.join(names())}")
         shipped = json.loads(_text(base))
         fields = {key: shipped[key] for key in shipped if key not in (*FORMAT.head, "name")} | fields
-    refuse_unknown(Fabric, fields, "fabric")
-    fabric: Fabric = build(Fabric, fields, "fabric")
+    fabric: Fabric = build(Fabric, fields, "fabric", by_hand=True)
     check(fabric)
     return fabric
 
