@@ -33,7 +33,7 @@ HOST = "2026-11-22-2xh200-job/host"
 TAILS = "2026-11-22-2xh200-job/tails/tails.json.gz"
 CHASE = "2026-11-22-2xh200/session.txt"
 POSITIONS = ("2026-11-22-2xh200-positions/runs.tar.gz", "2026-11-22-2xh200/runs.tar.gz")
-COVERAGE = "2026-11-24-coverage-sim/coverage.csv"
+COVERAGE = "2026-11-29-even-trials-sim/coverage.csv"
 _HELD_US = 50
 
 
