@@ -58,7 +58,9 @@ def test_importing_it_loads_nothing() -> None:
 
 def test_measuring_and_ranking_pairs_loads_no_masked_arrays() -> None:
     """They take 55 ms to load; numpy's median, of all things, needs them."""
-    measured = "collbench.rank(collbench.measure('pairs', backend='sim', fabric='hgx-h200', sizes='1M', save=False))"
+    measured = (
+        "collbench.rank(collbench.measure('pairs', backend='sim', fabric='titan-rtx-nv2', sizes='1M', save=False))"
+    )
     code = f"import collbench, sys; {measured}; print('numpy.ma' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -111,7 +111,7 @@ def test_a_slow_link_is_measured_isolated_before_it_is_reported(program: Program
 def test_the_first_line_has_the_direction_although_collectives_fail_both_ways(
     program: Program, kind: FaultKind, first: str
 ) -> None:
-    status, page, _ = simulated(program, Fault(kind, (3, 1), one_way=True))
+    status, page, _ = simulated(program, Fault(kind, (3, 1), one_way=True), name="nvlink-pairs-2x2")
     assert (status, page.startswith(first)) == (4, True), page.partition("\n")[0]
 
 

@@ -28,7 +28,7 @@ def test_a_file_is_read_once_and_again_if_it_changed(
 
     monkeypatch.setattr("collbench.untrusted.read_text", reading)
     for name in ("first", "second"):
-        faulty_file("dgx-1v", name=name)
+        faulty_file("nvlink-pairs-2x2", name=name)
         pathlib.Path(f"{name}.json").replace("mine.json")
         assert name in program(*command, "--backend", "sim", "--fabric", "mine.json").out
     assert read == ["mine.json"] * 2

@@ -74,8 +74,7 @@ def test_the_command_that_explains_a_run_without_a_name_names_that_run(program: 
 @pytest.mark.parametrize(
     ("name", "faults", "first"),
     [
-        ("dgx-1v", (SLOW,), "NV_DEGRADED GPU0-GPU3: "),
-        ("hgx-h200", (NO_P2P,), "NV_NOT_USED all 28 NV18 pairs: "),
+        ("titan-rtx-nv2", (NO_P2P,), "NV_NOT_USED GPU0-GPU1: "),
         ("pcie-4-two-bridges", (NARROW,), "PCIE_DEGRADED GPU2: "),
         ("dgx-1v", (SLOW, replace(SLOW, devices=(5, 6))), "NV_DEGRADED GPU0-GPU3: "),
     ],

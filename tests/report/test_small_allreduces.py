@@ -95,7 +95,7 @@ def test_the_first_powers_of_two_of_the_devices_and_all_are_measured(devices: st
 
 
 def test_no_devices_are_chosen_by_the_only_pair_of_many() -> None:
-    run = collbench.measure("latency", layers=1, backend="sim", fabric="hgx-h200", seed=1)
+    run = collbench.measure("latency", layers=1, backend="sim", fabric="nvlink-pairs-2x2", seed=1)
     assert evidence(run) is None
 
 
