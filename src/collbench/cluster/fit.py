@@ -363,7 +363,6 @@ _MIN_SIGMA = 1e-3
 # Keeps near 0 what the measurements leave open (a ring of even length, a leaf never crossed): as if its standard
 # deviation were 16 times the noise, 30% for 2%. It takes a two-thousandth of an effect that eight measurements show.
 _RIDGE = 0.004
-_PRECISE = 1e-10
 # A few residuals may be small by chance. So what is assumed about the scatter counts as much as two of them: a
 # moderated t statistic [Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004), 3], with a fixed prior.
 _PRIOR_FREEDOM = 2
@@ -383,7 +382,7 @@ class _Solution:
 
     def errors(self) -> _Array:
         """Return the unknowns' standard errors."""
-        return self.sigma * np.sqrt(np.diag(_inverse(self.normal)))
+        return self.sigma * np.sqrt(np.diag(np.linalg.inv(self.normal)))
 
 
 def _solve(dense: _Array, held: _Array, measured: _Array, counts: _Array, scatter: float, *, robust: bool) -> _Solution:
@@ -391,7 +390,7 @@ def _solve(dense: _Array, held: _Array, measured: _Array, counts: _Array, scatte
 
     The first one is common to all measurements. Each measurement has as much weight as `counts` of those that have the
     noise `sigma`, which is assumed to be `scatter` until residuals say otherwise; if `robust`, outliers weigh less.
-    Solved by conjugate gradients from the last step's result, without the zeros: each measurement shows few unknowns.
+    The normal equations are made without the zeros: each measurement shows few unknowns.
     """
     count, unknowns = dense.shape
     most = int(np.count_nonzero(dense, axis=1).max())
@@ -408,7 +407,7 @@ def _solve(dense: _Array, held: _Array, measured: _Array, counts: _Array, scatte
         heavy = weights * counts
         normal = np.bincount(cells, (heavy[:, None, None] * products).ravel(), unknowns**2).reshape(fixed.shape) + fixed
         right = np.bincount(places.ravel(), ((heavy * measured)[:, None] * shown).ravel(), unknowns)
-        values = _conjugate_gradients(normal, right.astype(float), before)
+        values = np.linalg.solve(normal, right)
         rest = np.abs(measured - (shown * values[places]).sum(axis=1)) * np.sqrt(counts)
         sigma = max(_MIN_SIGMA, MAD_TO_SIGMA * float(np.median(rest)) * math.sqrt(len(rest) / max(1, known)))
         weights = huber_weights(rest, sigma, _MIN_SIGMA) if robust else weights
@@ -417,41 +416,6 @@ def _solve(dense: _Array, held: _Array, measured: _Array, counts: _Array, scatte
     squares = float(weights @ rest**2) + _PRIOR_FREEDOM * scatter**2
     freedom = known + _PRIOR_FREEDOM
     return _Solution(values, math.sqrt(squares / freedom), freedom, normal)
-
-
-def _conjugate_gradients(matrix: _Array, right: _Array, start: _Array) -> _Array:
-    """Return the solution of `matrix` @ x = `right` from a start near it; the matrix is positive definite.
-
-    Scipy's solvers take forty times as long for some dozens of unknowns. Einsum multiplies without the threads of BLAS,
-    which wait for each other as LAPACK's do.
-    """
-    values, scale = start.copy(), 1 / np.diag(matrix)
-    rest = right - np.einsum("ij,j", matrix, values)
-    along = scale * rest
-    square, enough = float(rest @ along), _PRECISE**2 * float(right @ (scale * right))
-    for _ in range(20 * len(values)):
-        if square <= enough:
-            break
-        moved = np.einsum("ij,j", matrix, along)
-        step = square / float(along @ moved)
-        values += step * along
-        rest -= step * moved
-        before, square = square, float(rest @ (scale * rest))
-        along = scale * rest + square / before * along
-    return values
-
-
-def _inverse(matrix: _Array) -> _Array:
-    """Return the inverse of a positive definite matrix, by sweeping one row after another.
-
-    LAPACK's threads, on a busy machine, wait for each other for seconds, where this takes milliseconds.
-    """
-    swept = matrix.copy()
-    for k in range(len(swept)):
-        pivot, row, column = swept[k, k], swept[k].copy(), swept[:, k].copy()
-        swept -= np.multiply.outer(column, row / pivot)
-        swept[k], swept[:, k], swept[k, k] = row / pivot, -column / pivot, 1 / pivot
-    return swept
 
 
 # Slow nodes among nodes whose pairs share uplinks that nobody reported (docs/slow-nodes.md).
