@@ -55,8 +55,8 @@ DATA = pathlib.Path(__file__).parents[1] / "data"
 
 
 def dgx_1v() -> Rates:
-    labels = read_topology(DATA / "topologies" / "dgx-1v.txt").labels
-    return np.array([[float(nvlink_count(label)) for label in row] for row in labels])
+    read = read_topology(DATA / "topologies" / "dgx-1v.txt")
+    return np.array([[float(nvlink_count(read.cells.get((a, b), ""))) for b in read.gpus] for a in read.gpus])
 
 
 def everyone(n: int) -> Rates:

@@ -69,7 +69,8 @@ def test_a_file_that_is_missing_or_a_folder_is_one_clear_line(tmp_path: pathlib.
 
 def test_a_mig_enabled_gpu_keeps_its_row_and_other_rows_do_not_count() -> None:
     """MIG instances have no rows of their own: a GPU in MIG mode is a GPU, and its peer access is not supported."""
-    assert parse_p2p("\tGPU0\tGPU1\nGPU0\tX\tNS\nGPU1\tNS\tX\nMIG 1g.10gb\tX\tX\n").states == (("X", "NS"), ("NS", "X"))
+    read = parse_p2p("\tGPU0\tGPU1\nGPU0\tX\tNS\nGPU1\tNS\tX\nMIG 1g.10gb\tX\tX\n")
+    assert read.cells == {("GPU0", "GPU1"): "NS", ("GPU1", "GPU0"): "NS"}
 
 
 @pytest.mark.parametrize("parse", [parse_topology, parse_p2p])

@@ -38,18 +38,19 @@ def test_h200x4_paths_agree_with_the_recorded_matrix() -> None:
     assert [path.devices for path in paths] == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     for path in paths:
         i, j = path.devices
-        assert path.label == recorded.labels[i][j]
+        assert path.label == recorded.cells[f"GPU{i}", f"GPU{j}"]
         assert (path.nvlinks, path.ancestor, str(path.peer_access), path.theory_gbs) == (18, "PHB", "OK", 450.0)
         assert "through an NVSwitch" in path.theory_source
 
 
 def test_dgx1_paths_agree_with_the_published_matrix() -> None:
     published = read_topology(DATA / "topologies" / "dgx-1v.txt")
-    links = [[int(label[2:]) if label.startswith("NV") else 0 for label in row] for row in published.labels]
+    labels = [[published.cells.get((a, b), "X") for b in published.gpus] for a in published.gpus]
+    links = [[int(label[2:]) if label.startswith("NV") else 0 for label in row] for row in labels]
     with Nvml(machines.v100_mesh(links), NOWHERE) as nvml:
         paths = nvml.paths(nvml.devices())
     assert {path.devices: path.label for path in paths} == {
-        (i, j): published.labels[i][j] for i in range(8) for j in range(i + 1, 8)
+        (i, j): labels[i][j] for i in range(8) for j in range(i + 1, 8)
     }
     theory = {path.label: path.theory_gbs for path in paths}
     assert theory == {"NV1": 25.0, "NV2": 50.0, "SYS": 15.75}

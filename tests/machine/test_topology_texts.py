@@ -14,7 +14,8 @@ from itertools import combinations
 import pytest
 
 from collbench.choose.problem import choose_by_labels
-from collbench.machine.nvidia_smi import TopoMatrix, facts, parse_p2p, parse_topology, read_p2p, read_topology
+from collbench.machine import nvidia_smi
+from collbench.machine.nvidia_smi import facts, parse_p2p, parse_topology, read_p2p, read_topology
 from collbench.model.errors import UsageError
 
 TOPOLOGIES = pathlib.Path(__file__).parents[1] / "data" / "topologies"
@@ -57,15 +58,19 @@ def affinities_of(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def known_affinities(topology: TopoMatrix) -> list[tuple[str, str]]:
-    numa = (text if text != "N/A" else "" for text in topology.numa_affinity)
-    return [*zip(topology.cpu_affinity, numa, strict=True)]
+def square(read: nvidia_smi.Matrix) -> Matrix:
+    return tuple(tuple("X" if a == b else read.cells[a, b] for b in read.gpus) for a in read.gpus)
+
+
+def known_affinities(topology: nvidia_smi.Matrix) -> list[tuple[str, str]]:
+    numa = [topology.numa_affinity.get(gpu, "").replace("N/A", "") for gpu in topology.gpus]
+    return [*zip([topology.cpu_affinity.get(gpu, "") for gpu in topology.gpus], numa, strict=True)]
 
 
 @pytest.mark.parametrize("file", SEEN, ids=lambda file: file.stem)
 def test_every_published_text_is_read(file: pathlib.Path) -> None:
     topology, truth = read_topology(file), labels_of(text_of(file))
-    assert topology.labels == truth
+    assert square(topology) == truth
     assert topology.gpus == tuple(rows_of(text_of(file)))
     assert all(truth[i][j] == truth[j][i] for i, j in combinations(range(len(truth)), 2))  # of the truth itself
 
@@ -99,10 +104,10 @@ CHANGED: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("change", CHANGED)
 def test_what_pages_and_launchers_put_around_a_text_changes_nothing(change: str) -> None:
     for file in SEEN:
-        assert parse_topology(CHANGED[change](text_of(file))).labels == labels_of(text_of(file)), file
+        assert square(parse_topology(CHANGED[change](text_of(file)))) == labels_of(text_of(file)), file
 
 
-def read_or_refused(text: str) -> TopoMatrix | None:
+def read_or_refused(text: str) -> nvidia_smi.Matrix | None:
     try:
         return parse_topology(text)
     except UsageError:
@@ -118,7 +123,7 @@ def test_a_wrapped_text_is_never_guessed(width: int) -> None:
         read = read_or_refused(wrapped(ESCAPE.sub("", text), width))
         assert (read is not None) == (longest <= width), file
         if read:
-            assert read.labels == labels_of(text), file
+            assert square(read) == labels_of(text), file
             assert known_affinities(read) == known_affinities(read_topology(file)), file
 
 
@@ -128,7 +133,7 @@ def test_a_text_whose_lines_were_cut_is_never_a_smaller_machine() -> None:
         lines = [line.expandtabs(8) for line in ESCAPE.sub("", text_of(file)).splitlines()]
         for width in range(8, max(map(len, lines))):
             read = read_or_refused("\n".join(line[:width] for line in lines))
-            assert read is None or read.labels == labels_of(text_of(file)), (file, width)
+            assert read is None or square(read) == labels_of(text_of(file)), (file, width)
 
 
 @pytest.mark.parametrize("file", SEEN, ids=lambda file: file.stem)
@@ -149,7 +154,7 @@ def test_damage_is_never_guessed(file: pathlib.Path) -> None:
         del without[draw.randrange(len(without))]
         for damaged in (glued, lost, broken, "\n".join(without)):
             read = read_or_refused(damaged)
-            assert read is None or read.labels == labels_of(text), damaged
+            assert read is None or square(read) == labels_of(text), damaged
 
 
 def test_rows_of_two_processes_are_kept_apart() -> None:
@@ -157,7 +162,7 @@ def test_rows_of_two_processes_are_kept_apart() -> None:
     one, other = "\tGPU0\tGPU1\nGPU0\tX\tNV4\nGPU1\tNV4\tX", "\tGPU0\tGPU1\nGPU0\tX\tSYS\nGPU1\tSYS\tX"
     pairs = zip(one.split("\n"), other.split("\n"), strict=True)
     mixed = "\n".join(f"[0] {a}\n[1] {b}" for a, b in pairs)
-    assert parse_topology(mixed).labels == (("X", "NV4"), ("NV4", "X"))
+    assert square(parse_topology(mixed)) == (("X", "NV4"), ("NV4", "X"))
 
 
 def test_nodes_of_gpu_memory_do_not_hide_the_node_of_the_cpus() -> None:
@@ -183,8 +188,7 @@ def test_sixteen_gpus_are_read_and_refused_where_a_report_left_rows_out() -> Non
         + "PIX     PXB     0-23,48-71"
         for name in gpus
     ]
-    labels = parse_topology("\n".join([head, *rows])).labels
-    assert {labels[i][j] for i, j in combinations(range(16), 2)} == {"NV6"}
+    assert {*parse_topology("\n".join([head, *rows])).cells.values()} == {"NV6"}
     with pytest.raises(UsageError, match="GPU5 has a column but no row"):
         parse_topology("\n".join([head, *rows[:5]]))
 
@@ -237,5 +241,6 @@ def test_a_refusal_names_the_line(title: str, text: str, named: str) -> None:
 def test_every_published_peer_text_is_read(stem: str, state: str) -> None:
     file = TOPOLOGIES / f"p2p-{stem}.txt"
     for access in (read_p2p(file), *(parse_p2p(change(text_of(file))) for change in CHANGED.values())):
-        assert access.states == (("X", state), (state, "X"))
-    assert parse_p2p(text_of(file).replace(f"X       {state}", f"X{state}")).states == (("X", state), (state, "X"))
+        assert square(access) == (("X", state), (state, "X"))
+    glued = parse_p2p(text_of(file).replace(f"X       {state}", f"X{state}"))
+    assert square(glued) == (("X", state), (state, "X"))

@@ -25,9 +25,9 @@ def label(fabric: Fabric, a: int, b: int) -> str:
 
 @pytest.mark.parametrize("name", ["dgx-1v", "titan-rtx-nv2"])
 def test_labels_equal_the_published_matrix(name: str) -> None:
-    published = nvidia_smi.read_topology(TOPOLOGIES / f"{name}.txt").labels
+    published = nvidia_smi.read_topology(TOPOLOGIES / f"{name}.txt").cells
     label_of = {path.devices: path.label for path in network.paths(fabrics.load(name))}
-    assert label_of == {(a, b): published[a][b] for a, b in label_of}
+    assert label_of == {(a, b): published[f"GPU{a}", f"GPU{b}"] for a, b in label_of}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass, field, replace
+from itertools import combinations, permutations
 from typing import Self, cast
 
 from collbench import untrusted
@@ -47,27 +47,19 @@ _GLUED = re.compile(rf"(?:{_CELL.pattern}){{2,}}")
 
 
 @dataclass(frozen=True, slots=True)
-class TopoMatrix:
-    """What `topo -m` shows of the GPUs: names, labels[row][column] with X on the diagonal, and affinity texts.
+class Matrix:
+    """What `topo -m` or `topo -p2p r` shows: the GPUs' names, and the cell of each two of them, by row and column.
 
-    An affinity is "" if the text has none, else as it stands there: "0-23,48-71", "0-1", "N/A". `names` are the
-    products, where the text also has what `nvidia-smi -L` prints; "" for none. `parted` are the GPUs in MIG mode there.
+    The rest is `topo -m`'s, by GPU where it is known: affinities as they stand there, "0-23,48-71", "0-1", "N/A", and
+    products, where the text also has what `nvidia-smi -L` prints. `parted` are the GPUs in MIG mode there.
     """
 
     gpus: tuple[str, ...]
-    labels: tuple[tuple[str, ...], ...]
-    cpu_affinity: tuple[str, ...]
-    numa_affinity: tuple[str, ...]
-    names: tuple[str, ...] = ()
+    cells: Mapping[tuple[str, str], str]
+    cpu_affinity: Mapping[str, str] = field(default_factory=dict)
+    numa_affinity: Mapping[str, str] = field(default_factory=dict)
+    products: Mapping[str, str] = field(default_factory=dict)
     parted: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class PeerAccess:
-    """What `topo -p2p r` shows: GPU names and states[row][column], words of labels.PEER_STATES or "X"."""
-
-    gpus: tuple[str, ...]
-    states: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +96,28 @@ class _Header:
         return tuple(name for name in self.devices if _GPU.fullmatch(name))
 
 
-def read_topology(file: str | pathlib.Path) -> TopoMatrix:
+def read_topology(file: str | pathlib.Path) -> Matrix:
     """Return the matrix saved in a file. Raises UsageError for a file that cannot be read or holds something else."""
     return parse_topology(_read_text(pathlib.Path(file), _TOPOLOGY_COMMAND), str(file))
 
 
-def read_p2p(file: str | pathlib.Path) -> PeerAccess:
+def read_p2p(file: str | pathlib.Path) -> Matrix:
     """Return the peer-access matrix saved in a file. Raises UsageError as `read_topology` does."""
     return parse_p2p(_read_text(pathlib.Path(file), _PEER_COMMAND), str(file))
 
 
-def parse_topology(text: str, name: str = "the topology") -> TopoMatrix:
+def parse_topology(text: str, name: str = "the topology") -> Matrix:
     """Return the matrix in the text of `nvidia-smi topo -m`; `name` is for messages. Raises UsageError."""
     source = _Source(name, _TOPOLOGY_COMMAND)
     header, rows = _matrix(text, source)
-    cells = _checked(header, rows, source, machine_labels.is_label)
-    _check_symmetry(header, rows, cells, source)
+    cells = _checked(rows, source, machine_labels.is_label)
+    for a, b in combinations(header.gpus, 2):
+        if cells[a, b] != cells[b, a]:  # one of them is wrong, and we do not know which
+            wrong = f"{a} and {b} have two different labels, {cells[a, b]} and {cells[b, a]}"
+            raise source.wrong(rows[b].number, wrong)
     products = {kind + index: product for kind, index, product in _PRODUCT.findall(text)}
-    names = tuple(products.get(gpu, "") for gpu in header.gpus) if products else ()
     affinities = _affinity("CPU", header, rows), _affinity("NUMA", header, rows)
-    return TopoMatrix(header.gpus, cells, *affinities, names, frozenset(_parted(text)))
+    return Matrix(header.gpus, cells, *affinities, products, frozenset(_parted(text)))
 
 
 def _parted(text: str) -> Iterator[str]:
@@ -136,59 +130,50 @@ def _parted(text: str) -> Iterator[str]:
             yield gpu
 
 
-def parse_p2p(text: str, name: str = "the peer-access matrix") -> PeerAccess:
+def parse_p2p(text: str, name: str = "the peer-access matrix") -> Matrix:
     """Return the matrix in the text of `nvidia-smi topo -p2p r` (or w, n, a, p). Raises UsageError."""
     source = _Source(name, _PEER_COMMAND)
     header, rows = _matrix(text, source)
-    return PeerAccess(header.gpus, _checked(header, rows, source, lambda cell: cell in machine_labels.PEER_STATES))
+    return Matrix(header.gpus, _checked(rows, source, lambda cell: cell in machine_labels.PEER_STATES))
 
 
-def facts(topology: TopoMatrix) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
+def facts(topology: Matrix) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
     """Return a topology in the program's nouns. No theory: a label does not name the GPU and its links' rate.
 
     A GPU in MIG mode has P2P with no other, over NVLinks neither [NVIDIA/k8s-device-plugin#296; MIG user guide].
     """
-    devices = tuple(
-        Device(
-            index=int(gpu.removeprefix("GPU")),
-            uuid="",
-            name=name,
-            numa_node=int(node[1]) if (node := _NODE.match(numa)) else None,
-            cpu_affinity="" if cpus == machine_labels.UNKNOWN else cpus,
+    devices = []
+    for gpu in topology.gpus:
+        node, cpus = _NODE.match(topology.numa_affinity.get(gpu, "")), topology.cpu_affinity.get(gpu, "")
+        devices.append(
+            Device(
+                index=int(gpu.removeprefix("GPU")),
+                uuid="",
+                name=topology.products.get(gpu, ""),
+                numa_node=int(node[1]) if node else None,
+                cpu_affinity="" if cpus == machine_labels.UNKNOWN else cpus,
+            )
         )
-        for gpu, name, cpus, numa in zip(
-            topology.gpus,
-            topology.names or ("",) * len(topology.gpus),
-            topology.cpu_affinity,
-            topology.numa_affinity,
-            strict=True,
-        )
-    )
     paths = []
-    for i, j in combinations(range(len(devices)), 2):
-        label = topology.labels[i][j]
+    for (i, a), (j, b) in combinations(enumerate(topology.gpus), 2):
+        label = topology.cells[a, b]
         links = machine_labels.nvlink_count(label)
         ancestor = None if links or label == machine_labels.UNKNOWN else label
-        apart = topology.parted.intersection((topology.gpus[i], topology.gpus[j]))
+        apart = topology.parted.intersection((a, b))
         denied = (PeerStatus.NS, PeerStatus.NS) if apart else ()
         paths.append(Path((i, j), label, ancestor, links, tool_peer_access=denied))
-    return devices, tuple(paths)
+    return tuple(devices), tuple(paths)
 
 
 def _read_text(file: pathlib.Path, command: str) -> str:
     try:
-        content = untrusted.read(file, _MAX_BYTES)
-    except (OSError, ValueError) as error:
-        reason = untrusted.unread(file, error) if isinstance(error, OSError) else error
-        raise UsageError(f"cannot read topology file {file}: {reason}; save one with: {command} > FILE") from error
-    try:
-        if b"\0" in content:
+        content = untrusted.read(file, _MAX_BYTES).decode("utf-8-sig")
+        if "\0" in content:
             raise ValueError("binary")
-        return content.decode("utf-8-sig")
-    except ValueError as error:
-        raise UsageError(
-            f"cannot read topology file {file}: it is not plain text of a few lines; save one with: {command} > FILE"
-        ) from error
+        return content
+    except (OSError, ValueError) as error:
+        why = untrusted.unread(file, error) if isinstance(error, OSError) else "it is not plain text of a few lines"
+        raise UsageError(f"cannot read topology file {file}: {why}; save one with: {command} > FILE") from error
 
 
 def _lines(text: str) -> Iterator[tuple[int, str, str]]:
@@ -203,8 +188,8 @@ def _lines(text: str) -> Iterator[tuple[int, str, str]]:
             yield number, "".join(tag.split()), line
 
 
-def _matrix(text: str, source: _Source) -> tuple[_Header, list[_Row]]:
-    """Return the header and one row for each of its GPUs, in its order."""
+def _matrix(text: str, source: _Source) -> tuple[_Header, dict[str, _Row]]:
+    """Return the header and the row of each of its GPUs."""
     lines = _lines(text)
     header = _header(lines, source)
     rows: dict[str, _Row] = {}
@@ -230,7 +215,7 @@ def _matrix(text: str, source: _Source) -> tuple[_Header, list[_Row]]:
     for gpu in header.gpus:
         if gpu not in rows:
             raise source.wrong(header.number, f"{gpu} has a column but no row")
-    return header, [rows[gpu] for gpu in header.gpus]
+    return header, {gpu: rows[gpu] for gpu in header.gpus}
 
 
 def _is_header(line: str) -> bool:
@@ -283,32 +268,22 @@ def _apart(fields: Iterable[str]) -> list[str]:
     return [cell for field in fields for cell in (_CELL.findall(field) if _GLUED.fullmatch(field) else (field,))]
 
 
-def _checked(
-    header: _Header, rows: list[_Row], source: _Source, is_known: Callable[[str], bool]
-) -> tuple[tuple[str, ...], ...]:
-    """Return the GPUs' cells; raises UsageError for a word that does not belong where it stands."""
-    for gpu, row in zip(header.gpus, rows, strict=True):
+def _checked(rows: Mapping[str, _Row], source: _Source, is_known: Callable[[str], bool]) -> dict[tuple[str, str], str]:
+    """Return the cells of each two GPUs; raises UsageError for a word that does not belong where it stands."""
+    for gpu, row in rows.items():
         for device, cell in row.cells.items():
             if not (cell == machine_labels.SELF if device == gpu else is_known(cell)):
                 raise source.wrong(row.number, f"'{cell}' between {gpu} and {device} is not in its legend")
-    return tuple(tuple(row.cells[gpu] for gpu in header.gpus) for row in rows)
+    return {(a, b): rows[a].cells[b] for a, b in permutations(rows, 2)}
 
 
-def _check_symmetry(header: _Header, rows: list[_Row], cells: tuple[tuple[str, ...], ...], source: _Source) -> None:
-    """Raise UsageError where a pair has two labels: one of them is wrong, and we do not know which."""
-    for j, i in combinations(range(len(rows)), 2):
-        if cells[i][j] != cells[j][i]:
-            pair = f"{header.gpus[j]} and {header.gpus[i]}"
-            raise source.wrong(rows[i].number, f"{pair} have two different labels, {cells[j][i]} and {cells[i][j]}")
-
-
-def _affinity(kind: str, header: _Header, rows: list[_Row]) -> tuple[str, ...]:
-    """Return each GPU's text in the affinity column of that kind, "" if the column or the cell is missing."""
+def _affinity(kind: str, header: _Header, rows: Mapping[str, _Row]) -> dict[str, str]:
+    """Return each GPU's text in the affinity column of that kind, if there is one."""
     column = f"{kind} AFFINITY"
     if column not in header.affinities:
-        return ("",) * len(rows)
+        return {}
     index = header.affinities.index(column)
-    return tuple(row.rest[index] if index < len(row.rest) else "" for row in rows)
+    return {gpu: row.rest[index] for gpu, row in rows.items() if index < len(row.rest)}
 
 
 # Runs `nvidia-smi topo` in the background, while the driver starts.
@@ -328,8 +303,10 @@ class LiveTools:
     ) -> None:
         """Start the program with the words of each command, and return at once."""
         self._deadline = time.monotonic() + limit_s
-        path = shutil.which("nvidia-smi")
-        self._processes = [] if path is None else [_start((path, *words)) for words in commands]
+        path, self._processes = shutil.which("nvidia-smi"), list[subprocess.Popen[bytes]]()
+        with suppress(OSError):  # it cannot be started
+            for words in commands if path else ():
+                self._processes.append(_start((str(path), *words)))
 
     def __enter__(self) -> Self:
         return self
@@ -339,15 +316,11 @@ class LiveTools:
 
     def with_reports(self, devices: Sequence[Device], paths: Sequence[Path]) -> tuple[Path, ...]:
         """Return the paths with nvidia-smi's reports; waits for it until the time limit. Call it once."""
-        texts = self.texts()
-        if not texts:
-            return tuple(paths)
-        topology, peers = None, None
-        with suppress(UsageError):
-            topology = parse_topology(texts[0])
-        with suppress(UsageError):
-            peers = parse_p2p(texts[1])
-        return with_reported(devices, paths, topology, peers)
+        read = dict[Callable[[str], Matrix], Matrix]()
+        for parse, text in zip((parse_topology, parse_p2p), self.texts(), strict=False):
+            with suppress(UsageError):
+                read[parse] = parse(text)
+        return with_reported(devices, paths, read.get(parse_topology), read.get(parse_p2p))
 
     def texts(self) -> list[str]:
         """Return what each printed, "" if it failed; nothing without the program. Waits until the time limit."""
@@ -358,17 +331,14 @@ class LiveTools:
     def close(self) -> None:
         """End what still runs, without waiting for it long."""
         for process in self._processes:
-            if process is not None:
-                with suppress(OSError):
-                    process.kill()
-                with suppress(subprocess.TimeoutExpired, OSError, ValueError):
-                    process.communicate(timeout=1)
+            with suppress(OSError):
+                process.kill()
+            with suppress(subprocess.TimeoutExpired, OSError, ValueError):
+                process.communicate(timeout=1)
         self._processes = []
 
-    def _text(self, process: subprocess.Popen[bytes] | None) -> str:
+    def _text(self, process: subprocess.Popen[bytes]) -> str:
         """Return what a process printed, "" if it failed or takes too long."""
-        if process is None:
-            return ""
         try:
             out, _ = process.communicate(timeout=max(0.0, self._deadline - time.monotonic()))
         except (subprocess.TimeoutExpired, OSError):
@@ -377,14 +347,13 @@ class LiveTools:
 
 
 def with_reported(
-    devices: Sequence[Device], paths: Sequence[Path], topology: TopoMatrix | None, peers: PeerAccess | None
+    devices: Sequence[Device], paths: Sequence[Path], topology: Matrix | None, peers: Matrix | None
 ) -> tuple[Path, ...]:
     """Return the paths with what `topo -m` and `-p2p r` say; None and () if a text is missing or lacks the GPU.
 
     The texts number GPUs as nvidia-smi does, and so does Device.index.
     """
-    labels = {} if topology is None else by_gpus(topology.gpus, topology.labels)
-    states = {} if peers is None else by_gpus(peers.gpus, peers.states)
+    labels, states = (matrix.cells if matrix else {} for matrix in (topology, peers))
     reported_paths = []
     for path in paths:
         a, b = (f"GPU{devices[position].index}" for position in path.devices)
@@ -393,23 +362,14 @@ def with_reported(
     return tuple(reported_paths)
 
 
-def by_gpus(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Mapping[tuple[str, str], str]:
-    """Return the cells of a matrix by the names of its two GPUs."""
-    return {(a, b): rows[i][j] for i, a in enumerate(names) for j, b in enumerate(names) if i != j}
-
-
-def _start(command: tuple[str, ...]) -> subprocess.Popen[bytes] | None:
-    """Start a command that reads nothing and whose errors are ignored; None if it cannot be started."""
+def _start(command: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    """Start a command that reads nothing and whose errors are ignored. Raises OSError."""
     # Its words must be English, and the pipe must not fill: 16 GPUs with their cards take 10 KB of its 64.
-    environment = {**os.environ, "LC_ALL": "C"}
-    try:
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is ours to handle
-        )
-    except OSError:
-        return None
+    return subprocess.Popen(
+        command,
+        env={**os.environ, "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is ours to handle
+    )

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from collbench.machine.nvidia_smi import by_gpus, parse_p2p
+from collbench.machine.nvidia_smi import parse_p2p
 from collbench.machine.variables import refuse
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import Backend, Open
@@ -142,7 +142,7 @@ def peer_answers(texts: Mapping[str, str]) -> dict[tuple[str, str], dict[str, Pe
     for letter, text in texts.items():
         with suppress(UsageError):
             peers = parse_p2p(text)
-            for pair, state in by_gpus(peers.gpus, peers.states).items():
+            for pair, state in peers.cells.items():
                 answers.setdefault(pair, {})[letter] = PeerStatus(state)
     return answers
 
