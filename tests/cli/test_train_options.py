@@ -29,8 +29,8 @@ OWN_OPTIONS = {
     "a value after an equals sign": ("--auto-select=2 train.py", TWO),
     "devices by hand": ("--devices 0,3 train.py", replace(TWO, count=0, devices="0,3")),
     "every own option": (
-        "--auto-select 2 --run-file r.json --max-age 12h --backend host --nccl /n.so train.py",
-        replace(TWO, run="r.json", max_age=timedelta(hours=12), backend="host", nccl="/n.so"),
+        "--auto-select 2 --run-file r.json --max-age 12h --backend cuda --nccl /n.so train.py",
+        replace(TWO, run="r.json", max_age=timedelta(hours=12), backend="cuda", nccl="/n.so"),
     ),
     "fresh": ("--fresh --auto-select 2 train.py", replace(TWO, fresh=True)),
     "the last of two wins, as in torchrun": ("--auto-select 3 --auto-select 2 train.py", TWO),
