@@ -74,6 +74,16 @@ def test_gpus_whose_copies_with_memory_accuse_the_link_between_sockets_are_measu
     assert {(0,), (1,), (2,), (3,)} <= measured_again()
 
 
+def test_four_gpus_are_enough_where_copies_with_memory_accuse(program: Program) -> None:
+    machine = {"format": "collbench-fabric", "format_version": 2, "name": "slow-sockets", "base": "hgx-h200"}
+    sockets = {"gbs": 12.0, "latency_us": 0.4, "memory_gbs": 300.0}
+    Path("slow-sockets.json").write_text(json.dumps(machine | {"sockets": sockets}), encoding="utf-8")
+    result = program("check", "--backend", "sim", "--fabric", "slow-sockets.json", "--seed", "3", "-o", "run.json")
+    assert result.status == 3
+    assert "28 of 28 pairs: NV18" in result.out
+    assert len(measured_again()) == 4
+
+
 @pytest.mark.parametrize("seed", [6, 7, 9])
 def test_slow_links_are_compared_with_the_rate_that_the_page_gives_of_the_others(program: Program, seed: int) -> None:
     """Noise decides which of a GPU's four copies is slowest, and kernels copy 5% slower than copy engines."""

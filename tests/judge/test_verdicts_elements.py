@@ -273,6 +273,8 @@ def test_one_direction_between_sockets_is_named_by_pairs_across_or_else_by_copie
     (by_memory,) = faults(with_memory_of_both_nodes({"up": 0.25, "down": 1.0}, {}, "NV4"))
     assert by_memory.place == "copies with host memory from NUMA node 0 to 1"
     assert by_memory.links == frozenset()
+    assert "between their GPUs" not in by_memory.cause.text
+    assert not any(by_memory.concerns(pair) for pair in combinations(range(4), 2)), "NVLinks agree with their label"
 
 
 def test_all_links_between_four_numa_nodes_are_one_verdict_beside_a_slow_slot() -> None:

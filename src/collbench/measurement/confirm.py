@@ -83,7 +83,8 @@ def _unconfirmed(diagnosis: Diagnosis, verdict: Verdict, again: AbstractSet[Memb
     if any(work.variant.host_memory for work in verdict.works):
         copies = {gpu: readings.host(gpu) for gpu in verdict.members}
         slowest = {gpu: min(reading.middle for reading in own) for gpu, own in copies.items() if own}
-        return [(gpu,) for gpu in sorted(slowest, key=slowest.__getitem__)[:_MAX_PAIRS] if (gpu,) not in again]
+        gpus = [(gpu,) for gpu in sorted(slowest, key=slowest.__getitem__) if (gpu,) not in again]
+        return gpus[: max(0, _MAX_PAIRS - len(slowest) + len(gpus))]
     left = [pair for pair in verdict.pairs if pair not in again]
     labels = {path.label for path in run.paths if path.devices in verdict.pairs}
     every = {path.devices for path in run.paths if path.label in labels} == {*verdict.pairs}

@@ -171,42 +171,42 @@ def far_memory(facts: Facts) -> Iterator[Verdict]:
 
     If all pairs across are slow, none is slower than its like; and what goes through host memory crosses there, too.
     """
-    slow = dict[tuple[int, int], list[Gap]]()
-    for way, copies in across_nodes(facts).items():
-        usual = {
-            operation: median(near.middle for near in own)
-            for operation, own in grouped((near.work.operation, near) for _, near in copies).items()
-        }
-        # So far below, ranks tell no more than errors; all copies cross the same link.
-        gaps = [
-            Gap(far, usual[far.work.operation] - far.middle, math.hypot(far.error, near.error), 0.0)
-            for far, near in copies
-        ]
-        off = facts.readings.z * math.hypot(*(gap.error for gap in gaps)) / len(gaps)
-        if min(gap.gap for gap in gaps) > _FAR_MEMORY and fmean(gap.gap for gap in gaps) - off > _FAR_MEMORY:
-            slow[way] = gaps
+    slow = {way: gaps for way, copies in across_nodes(facts).items() if (gaps := _far_gaps(facts, copies))}
+    node_of = [device.numa_node for device in facts.run.devices]
     for ways in grouped((frozenset(way), way) for way in sorted(slow)).values():
         gaps = [gap for way in ways for gap in slow[way]]
         first, last = ways[0]
         nodes = f"from NUMA node {first} to {last}" if len(ways) == 1 else f"between NUMA nodes {first} and {last}"
-        node_of = [device.numa_node for device in facts.run.devices]
-        links = frozenset(
-            (a, b)
-            for a, b in permutations(range(len(node_of)), 2)
-            if (node_of[a], node_of[b]) in ways and not facts.over_nvlink((a, b))
-        )
+        every = permutations(range(len(node_of)), 2)
+        across = [(a, b) for a, b in every if (node_of[a], node_of[b]) in ways and not facts.over_nvlink((a, b))]
         devices = tuple(position for position, node in enumerate(node_of) if node in (first, last))
         normal = median(gap.normal for gap in gaps)
         works = names(Work(gap.reading.work.operation) for gap in gaps)
         text = f"{_below(facts, gaps, normal)} below the {figure(normal)} GB/s with the GPU's own node ({works})"
+        crossed = ", which copies between their GPUs cross, too" if across else ""
         likely = Cause(
             Part.SOCKETS,
-            f"the link {nodes} (UPI, xGMI), which copies between their GPUs cross, too",
+            f"the link {nodes} (UPI, xGMI){crossed}",
             f"numactl --cpunodebind={first} --membind={last} nvbandwidth -t host_to_device_memcpy_ce",
             devices,
         )
-        blame = Blame(links, devices, f"copies with host memory {nodes}", reach=links)
+        blame = Blame(frozenset(across), devices, f"copies with host memory {nodes}", reach=frozenset(across))
         yield verdict_on(facts, Kind.INTRA_LABEL_OUTLIER, blame, text, likely, [gap.reading for gap in gaps])
+
+
+def _far_gaps(facts: Facts, copies: Sequence[tuple[Reading, Reading]]) -> list[Gap]:
+    """Return how far copies with another node's memory lie below what is usual of the near ones, if all do by far.
+
+    So far below, ranks tell no more than errors; and as all cross the same link, the error of their mean counts.
+    """
+    near_ones = grouped((near.work.operation, near.middle) for _, near in copies)
+    usual = {operation: median(middles) for operation, middles in near_ones.items()}
+    gaps = [
+        Gap(far, usual[far.work.operation] - far.middle, math.hypot(far.error, near.error), 0.0) for far, near in copies
+    ]
+    off = facts.readings.z * math.hypot(*(gap.error for gap in gaps)) / len(gaps)
+    certain = fmean(gap.gap for gap in gaps) - off > _FAR_MEMORY
+    return gaps if certain and min(gap.gap for gap in gaps) > _FAR_MEMORY else []
 
 
 def staging(facts: Facts) -> Iterator[Verdict]:

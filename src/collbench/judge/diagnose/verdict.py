@@ -140,6 +140,8 @@ class Verdict:
             return False
         if len(self.members) == 1 or self.by_other_processes:
             return not {*pair}.isdisjoint(self.members)
+        if not self.pairs and self.works and all(work.variant.host_memory for work in self.works):
+            return False  # such copies cross no link between GPUs
         return pair in self.pairs if self.pairs else {*pair} <= {*self.members}
 
 
