@@ -63,24 +63,25 @@ def test_four_pairs_of_a_slow_gpu_are_measured_again(program: Program) -> None:
     assert measured_again() == {(0, 2), (1, 2), (2, 3), (2, 4)}
 
 
-def test_gpus_whose_copies_with_memory_accuse_the_link_between_sockets_are_measured_again(program: Program) -> None:
-    machine = {"format": "collbench-fabric", "format_version": 2, "name": "slow-sockets", "base": "nvlink-pairs-2x2"}
-    sockets = {"gbs": 6.0, "latency_us": 0.6, "memory_gbs": 80.0}
+def checked_with_slow_sockets(program: Program, base: str, **sockets: float) -> str:
+    """Return the page on a shipped machine with another link between its sockets, which ends with 3."""
+    machine = {"format": "collbench-fabric", "format_version": 2, "name": "slow-sockets", "base": base}
     Path("slow-sockets.json").write_text(json.dumps(machine | {"sockets": sockets}), encoding="utf-8")
     result = program("check", "--backend", "sim", "--fabric", "slow-sockets.json", "--seed", "3", "-o", "run.json")
     assert result.status == 3
+    return result.out
+
+
+def test_gpus_whose_copies_with_memory_accuse_the_link_between_sockets_are_measured_again(program: Program) -> None:
+    page = checked_with_slow_sockets(program, "nvlink-pairs-2x2", gbs=6.0, latency_us=0.6, memory_gbs=80.0)
     said = r"copies with host memory between NUMA nodes 0 and 1: 5\.8\d GB/s, theory 31\.5; 77% below the 2[56]"
-    assert re.search(said, " ".join(result.out.split()))
+    assert re.search(said, " ".join(page.split()))
     assert {(0,), (1,), (2,), (3,)} <= measured_again()
 
 
 def test_four_gpus_are_enough_where_copies_with_memory_accuse(program: Program) -> None:
-    machine = {"format": "collbench-fabric", "format_version": 2, "name": "slow-sockets", "base": "hgx-h200"}
-    sockets = {"gbs": 12.0, "latency_us": 0.4, "memory_gbs": 300.0}
-    Path("slow-sockets.json").write_text(json.dumps(machine | {"sockets": sockets}), encoding="utf-8")
-    result = program("check", "--backend", "sim", "--fabric", "slow-sockets.json", "--seed", "3", "-o", "run.json")
-    assert result.status == 3
-    assert "28 of 28 pairs: NV18" in result.out
+    page = checked_with_slow_sockets(program, "hgx-h200", gbs=12.0, latency_us=0.4, memory_gbs=300.0)
+    assert "28 of 28 pairs: NV18" in page
     assert len(measured_again()) == 4
 
 

@@ -80,17 +80,20 @@ def _unconfirmed(diagnosis: Diagnosis, verdict: Verdict, again: AbstractSet[Memb
     if verdict.severity is not Severity.CONTRADICTION or verdict.kind is Kind.IMPOSSIBLE or not verdict.measured:
         return ()
     run, readings = diagnosis.run, diagnosis.facts.readings
+
+    def enough(accused: Sequence[Members]) -> Sequence[Members]:
+        left = [members for members in accused if members not in again]
+        return left[: max(0, _MAX_PAIRS - len(accused) + len(left))]
+
     if any(work.variant.host_memory for work in verdict.works):
         copies = {gpu: readings.host(gpu) for gpu in verdict.members}
         slowest = {gpu: min(reading.middle for reading in own) for gpu, own in copies.items() if own}
-        gpus = [(gpu,) for gpu in sorted(slowest, key=slowest.__getitem__) if (gpu,) not in again]
-        return gpus[: max(0, _MAX_PAIRS - len(slowest) + len(gpus))]
-    left = [pair for pair in verdict.pairs if pair not in again]
+        return enough([(gpu,) for gpu in sorted(slowest, key=slowest.__getitem__)])
     labels = {path.label for path in run.paths if path.devices in verdict.pairs}
     every = {path.devices for path in run.paths if path.label in labels} == {*verdict.pairs}
     if verdict.reach or len(verdict.members) == 1 or every:
-        return left[: max(0, _MAX_PAIRS - len(verdict.pairs) + len(left))]
-    return left
+        return enough(verdict.pairs)
+    return [pair for pair in verdict.pairs if pair not in again]
 
 
 @dataclass(frozen=True, slots=True)

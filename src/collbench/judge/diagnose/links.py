@@ -204,9 +204,8 @@ def _far_gaps(facts: Facts, copies: Sequence[tuple[Reading, Reading]]) -> list[G
     gaps = [
         Gap(far, usual[far.work.operation] - far.middle, math.hypot(far.error, near.error), 0.0) for far, near in copies
     ]
-    off = facts.readings.z * math.hypot(*(gap.error for gap in gaps)) / len(gaps)
-    certain = fmean(gap.gap for gap in gaps) - off > _FAR_MEMORY
-    return gaps if certain and min(gap.gap for gap in gaps) > _FAR_MEMORY else []
+    far = _exceeds_on_average(facts, gaps, _FAR_MEMORY) and min(gap.gap for gap in gaps) > _FAR_MEMORY
+    return gaps if far else []
 
 
 def staging(facts: Facts) -> Iterator[Verdict]:
@@ -281,9 +280,14 @@ def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
     """
     z, most = facts.readings.z, NormalDist().cdf(-facts.readings.z)
     alone = [gap for gap in gaps if gap.chance <= most and gap.gap - z * gap.error > threshold]
-    error = math.hypot(*(gap.error for gap in gaps)) / len(gaps)
-    together = fmean(gap.gap for gap in gaps) - z * error > threshold and all(gap.gap > 0 for gap in gaps)
+    together = _exceeds_on_average(facts, gaps, threshold) and all(gap.gap > 0 for gap in gaps)
     return list(gaps) if together and _of_all([gap.chance for gap in gaps]) <= most else alone
+
+
+def _exceeds_on_average(facts: Facts, gaps: Sequence[Gap], threshold: float) -> bool:
+    """Return whether the mean of gaps whose noise is independent exceeds a threshold significantly."""
+    error = math.hypot(*(gap.error for gap in gaps)) / len(gaps)
+    return fmean(gap.gap for gap in gaps) - facts.readings.z * error > threshold
 
 
 def _of_all(chances: Sequence[float]) -> float:

@@ -46,7 +46,7 @@ def _link_counts(facts: Facts) -> Iterator[Verdict]:
     """Compare the NV# of label and topo -m with the links that NVML calls active."""
 
     def ask(path: Path) -> _Report | None:
-        label = path.tool_label if path.tool_label not in (None, UNKNOWN) else path.label
+        label = _reported_label(path)
         counted = path.nvlinks > 0 or path.tool_label is not None  # files written by hand may lack the count
         if label is None or nvlink_count(label) == path.nvlinks or not counted:
             return None
@@ -93,9 +93,13 @@ def _in_proportion(facts: Facts, verdict: Verdict) -> Verdict:
 
 
 def _counts(path: Path) -> set[int]:
-    """Return how many NVLinks a path has by NVML and by its label of `topo -m`, or its own."""
-    label = path.tool_label if path.tool_label not in (None, UNKNOWN) else path.label
-    return {path.nvlinks, nvlink_count(label or "")}
+    """Return how many NVLinks a path has by NVML and by its label."""
+    return {path.nvlinks, nvlink_count(_reported_label(path) or "")}
+
+
+def _reported_label(path: Path) -> str | None:
+    """Return a path's label of `topo -m`, or its own."""
+    return path.tool_label if path.tool_label not in (None, UNKNOWN) else path.label
 
 
 def _products(facts: Facts, path: Path) -> list[str]:
