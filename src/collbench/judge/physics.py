@@ -74,19 +74,6 @@ class Capacity:
     devices: tuple[int, ...]
 
 
-# The limits of data points on the last machines. A page asks for those of one run by a dozen checks.
-_recent_limits: deque[tuple[object, dict[object, Capacity | None]]] = deque(maxlen=8)
-
-
-def _limits_of(known: object) -> dict[object, Capacity | None]:
-    """Return the limits that were found on a machine of which all of this is known; others are added to them."""
-    for key, limits in _recent_limits:
-        if key == known:
-            return limits
-    _recent_limits.append((known, {}))
-    return _recent_limits[-1][1]
-
-
 class Hardware:
     """The capacities of a run's devices and paths. `hidden` pairs have NVLinks though their label is of PCIe.
 
@@ -109,8 +96,7 @@ class Hardware:
         self._on_cores = capabilities(run.backend).cores
         self._switched = {position: self._on_a_switch(position) for position in range(len(run.devices))}
         self._ports = {position: self._reach(position, range(len(run.devices))) for position in range(len(run.devices))}
-        known = run.backend, run.devices, run.paths, self._root, self._in_switch, self._hidden
-        self._limits = _limits_of(known)
+        self._limits: dict[object, Capacity | None] = {}
 
     def of(self, point: DataPoint) -> Capacity | None:
         """Return the most that a data point can reach; None if it is not known, as for CPU cores."""
@@ -356,11 +342,11 @@ class Check:
     """
 
     def __init__(self, run: Run) -> None:
-        self._labelled = Hardware(run)
+        self.labelled = Hardware(run)
         pairs = [frozenset(path.devices) for path in run.paths]
-        over_pcie = [pair for pair in pairs if not self._labelled.over_nvlink(*sorted(pair))]
+        over_pcie = [pair for pair in pairs if not self.labelled.over_nvlink(*sorted(pair))]
         shown = _shown(run)
-        most = {pair: most_over_pcie(self._labelled.link(*sorted(pair))) for pair in over_pcie}
+        most = {pair: most_over_pcie(self.labelled.link(*sorted(pair))) for pair in over_pcie}
         kept = {pair for pair in over_pcie if pair in shown and shown[pair] <= most[pair]}
         self.hidden = frozenset(pair for pair in over_pcie if pair in shown) - kept
         self._beyond = Hardware(run, [pair for pair in over_pcie if pair not in kept])
@@ -368,7 +354,7 @@ class Check:
 
     def limit(self, point: DataPoint, rate: float) -> Capacity | None:
         """Return what a data point's rate in GB/s is judged by; None if it is not known."""
-        limit = self._labelled.of(point)
+        limit = self.labelled.of(point)
         if limit is not None and rate <= MARGIN * limit.gbs:
             return limit
         elsewhere = point.variant.host_memory or point.variant is Variant.STAGED or point.operation is Operation.CHASE
@@ -399,13 +385,13 @@ class Check:
 
     def shows_hidden(self, measurement: Measurement) -> bool:
         """Return whether a data point beats what its labels allow and only NVLinks that none of them shows carry it."""
-        rate, labelled = self.fastest(measurement), self._labelled.of(measurement.point)
+        rate, labelled = self.fastest(measurement), self.labelled.of(measurement.point)
         return labelled is not None and rate > MARGIN * labelled.gbs and self.beaten(measurement) is None
 
     def beaten(self, measurement: Measurement) -> Impossible | None:
         """Return what is impossible in a data point, None if nothing is."""
         batches = [seconds for sample in measurement.samples for seconds in _times(sample)]
-        labelled = self._labelled.of(measurement.point)
+        labelled = self.labelled.of(measurement.point)
         if labelled and (not batches or rate_gbs(measurement.point, min(batches)) <= MARGIN * labelled.gbs):
             return None  # as for nearly all data points; every ranking asks of every one
         count = sum(self.flag(measurement.point, seconds) is not None for seconds in batches)

@@ -346,9 +346,11 @@ class Diagnosis:
         """The verdicts, strongest first."""
         found = [verdict for rule in _RULES for verdict in rule(self.facts)]
         found += links.inversions(self.facts, frozenset[Link]().union(*(verdict.reach for verdict in found)))
-        found += throttled(self.facts, explained(found))  # only what stands is read
+        standing = explained(found)
+        # No kind explains throttled GPUs, and these explain nothing.
+        standing = [*standing, *throttled(self.facts, standing)]
         ranks = list(Severity)
-        return tuple(sorted(explained(found), key=lambda verdict: ranks.index(verdict.severity)))
+        return tuple(sorted(standing, key=lambda verdict: ranks.index(verdict.severity)))
 
     @cached_property
     def coverage(self) -> Coverage:

@@ -16,7 +16,7 @@ from collbench.judge.diagnose.elements import Part
 from collbench.judge.diagnose.readings import CE, CPU, OUTLYING, SM, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, names, on
 from collbench.judge.outcome import corruptions
-from collbench.judge.physics import Check, Impossible, impossible
+from collbench.judge.physics import Impossible, impossible
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.machine.theory import DEGRADED
 from collbench.model.errors import FailureKind
@@ -147,7 +147,7 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
 
 def _hidden(facts: Facts, links: Mapping[Link, Reading], impossible_links: Collection[Link]) -> Iterator[Verdict]:
     """Yield where NVLinks that no label shows carry what was measured: large copies, else anything beyond PCIe."""
-    check, rates = Check(facts.run), defaultdict[Link, list[float]](list)
+    check, rates = facts.check, defaultdict[Link, list[float]](list)
     others: dict[tuple[int, ...], list[float]] = defaultdict(list)  # of more than two devices
     for measurement in facts.run.measurements:
         if check.shows_hidden(measurement):

@@ -11,7 +11,7 @@ from itertools import combinations
 from statistics import NormalDist, median
 
 from collbench.judge.diagnose.verdict import Interval, Link
-from collbench.judge.physics import Hardware
+from collbench.judge.physics import Check, Hardware
 from collbench.judge.stats import (
     MIN_TRIALS,
     OwnNoise,
@@ -153,9 +153,14 @@ class Facts:
         return read(self.run)
 
     @cached_property
+    def check(self) -> Check:
+        """The limits of its data points, by the labels and as copies show."""
+        return Check(self.run)
+
+    @property
     def hardware(self) -> Hardware:
         """The capacities of links, ports and slots, by the labels."""
-        return Hardware(self.run)
+        return self.check.labelled
 
     @cached_property
     def on_cores(self) -> bool:
