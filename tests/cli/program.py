@@ -95,8 +95,8 @@ def list_only(monkeypatch: pytest.MonkeyPatch, devices: Sequence[Device], **fact
     every = (*devices, *facts.get("hidden", ()), *facts.get("mig", ()))
     states = {device.uuid: Health(processes=0) for device in every}
     cuda = Present("cuda", tuple(devices), driver="580.159.04", states=states)
-    monkeypatch.setattr(factory, "look", lambda _name: replace(cuda, **facts))
-    monkeypatch.setattr(factory, "present_devices", lambda name: tuple(devices) if name == "cuda" else ())
+    monkeypatch.setattr(factory, "look", lambda *_: replace(cuda, **facts))
+    monkeypatch.setattr(factory, "present_devices", lambda name, *_: tuple(devices) if name == "cuda" else ())
 
 
 def save_run(path: Path, devices: Sequence[Device], age: timedelta = timedelta(hours=1), **changes: object) -> Run:

@@ -20,7 +20,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose GPUs are only listed: 1, 2, 5 and 7 of nvidia-smi's are visible."""
     listed = gpus(8)
-    monkeypatch.setattr(factory, "present_devices", lambda _: tuple(listed[index] for index in (1, 2, 5, 7)))
+    monkeypatch.setattr(factory, "present_devices", lambda *_: tuple(listed[index] for index in (1, 2, 5, 7)))
 
 
 def requested(args: str, backend: str) -> Request:

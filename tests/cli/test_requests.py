@@ -45,7 +45,7 @@ def requested(monkeypatch: pytest.MonkeyPatch, program: Program) -> RecordingPro
     def record(request: Request, path: Path, layout: str, _begun: object) -> None:
         recorder.request, recorder.path, recorder.layout = request, path, layout
 
-    monkeypatch.setattr(factory, "present_devices", lambda backend: gpus(4) if backend == "cuda" else ())
+    monkeypatch.setattr(factory, "present_devices", lambda backend, *_: gpus(4) if backend == "cuda" else ())
     monkeypatch.setattr(measuring, "measured_and_shown", record)
     monkeypatch.setattr(measuring, "leave_with", lambda _diagnosis: None)
     return recorder

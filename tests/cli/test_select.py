@@ -55,7 +55,7 @@ def present(*states: Health) -> Present:
 def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> Run:
     """Four GPUs that are only listed, all well, and a saved run of them; measuring anything fails the test."""
     monkeypatch.setattr(factory, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
-    monkeypatch.setattr(factory, "look", lambda backend: present())
+    monkeypatch.setattr(factory, "look", lambda *_: present())
     monkeypatch.setattr(by_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9", of.barred))
     monkeypatch.setattr(by_run, "probe", lambda *_: pytest.fail("probed"))
     monkeypatch.setattr(by_run, "measure_finalists", lambda *_: pytest.fail("verified"))
@@ -70,7 +70,7 @@ def test_a_gpu_that_is_busy_now_is_left_out_by_name_and_reason(
 ) -> None:
     """In the saved run GPU2 had no other process; now it has one."""
     now = tuple(Health(processes=int(index == 2)) for index in range(4))
-    monkeypatch.setattr(factory, "look", lambda _: present(*now))
+    monkeypatch.setattr(factory, "look", lambda *_: present(*now))
     result = program("select", "2", "--no-verify", "--format", "list")
     assert result.status == 0, result.err
     assert "2" not in result.out.strip().split(",")

@@ -183,9 +183,7 @@ def _present(request: SelectRequest) -> Present:
             f"no GPU to choose from: {why}; write RUN.JSON --any-machine or --topology FILE to judge another machine, "
             f"or --backend host for CPU cores{simulated}"
         )
-    if capabilities(backend).simulated:
-        return factory.look_simulated(request.fabric)
-    return factory.look(backend)
+    return factory.look(backend, request.fabric)
 
 
 def _taking(count: int, run: str) -> str:

@@ -257,8 +257,7 @@ def _devices(request: Request, count: int | None) -> str | None:
         raise UsageError(
             f"-g {count} is one device, and a collective needs two: write -g 2, or start one process per device"
         )
-    simulated = capabilities(request.backend).simulated
-    present = factory.look_simulated(request.fabric).devices if simulated else factory.present_devices(request.backend)
+    present = factory.present_devices(request.backend, request.fabric)
     if count > len(present):
         raise UsageError(f"-g {count} asks for {count} of {amount(len(present), 'device')}: write fewer")
     return ",".join(str(device.index) for device in present[:count])

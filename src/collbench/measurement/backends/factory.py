@@ -16,7 +16,7 @@ from collbench.machine import device_names
 from collbench.machine.device_names import NAME, ORDER, visible
 from collbench.machine.health import HealthWatch, Occupants
 from collbench.measurement.backends.protocol import Open, Opened
-from collbench.model.capabilities import HOST, SIM, capabilities
+from collbench.model.capabilities import CUDA, HOST, SIM, capabilities, is_simulated
 from collbench.model.errors import MachineError
 from collbench.model.run import Device, Health, Machine, Path
 
@@ -58,8 +58,13 @@ class Present:
         return f"among the {len(self.devices) + len(self.mig)} that {NAME} shows" if self.hidden else ""
 
 
-def look(name: str) -> Present:
-    """Return the backend's devices here; "auto" considers only GPUs. Raises MachineError, and UsageError for MIG."""
+def look(name: str, fabric: str | None = None) -> Present:
+    """Return the backend's devices here, or those of a machine to simulate; "auto" considers only GPUs.
+
+    Raises MachineError, and UsageError for MIG.
+    """
+    if is_simulated(name):
+        return _look_simulated(fabric)
     if name == HOST.name:
         return Present(HOST.name, present_devices(name))
     setting = os.environ.get(NAME)
@@ -145,12 +150,12 @@ def resolve(name: str) -> tuple[str, str | None]:
     return "host", reason
 
 
-def present_devices(name: str) -> tuple[Device, ...]:
-    """Return the devices that the backend may use here, in nvidia-smi's order, subject to CUDA_VISIBLE_DEVICES.
-
-    A simulated machine is not here: see `look_simulated`.
-    """
-    if capabilities(name).cores:
+def present_devices(name: str, fabric: str | None = None) -> tuple[Device, ...]:
+    """Return the devices that the backend may use, in nvidia-smi's order, subject to CUDA_VISIBLE_DEVICES."""
+    row = capabilities(name)
+    if row.simulated:
+        return _look_simulated(fabric).devices
+    if row.cores:
         from collbench.machine import numa  # late, as below: simulations have no cores
 
         return numa.devices()
@@ -162,12 +167,7 @@ def present_devices(name: str) -> tuple[Device, ...]:
 
 def open_backend(request: Request) -> Opened:
     """Open the request's backend on its devices. Raises UsageError, MachineError."""
-    row = capabilities(request.backend)
-    if row.simulated:
-        return open_simulated(simulated(request.fabric), request.devices, request.seed, request.fewest_devices)
-    if row.cores:
-        return _open_host(request.devices)
-    return _open_cuda(request)
+    return _OPENERS[capabilities(request.backend).name](request)
 
 
 def simulated(fabric: str | None) -> Fabric:
@@ -189,8 +189,7 @@ def _loaded(name: str, _identity: tuple[int, ...] | None) -> Fabric:
     return fabrics.load(name)
 
 
-def look_simulated(fabric: str | None) -> Present:
-    """Return the GPUs of a machine to simulate, and their state. Raises UsageError."""
+def _look_simulated(fabric: str | None) -> Present:
     from collbench.sim import network
 
     machine = simulated(fabric)
@@ -288,11 +287,15 @@ def _withheld(present: int) -> str:
     return ""
 
 
-def _open_host(wanted: str | None) -> Opened:
+def _open_sim(request: Request) -> Opened:
+    return open_simulated(simulated(request.fabric), request.devices, request.seed, request.fewest_devices)
+
+
+def _open_host(request: Request) -> Opened:
     from collbench.machine import numa
     from collbench.measurement.backends.host import HostBackend
 
-    devices = choose_devices(numa.devices(), wanted)
+    devices = choose_devices(numa.devices(), request.devices)
     backend = HostBackend(devices)
     return Opened(backend, machine=here(), paths=numa.paths(devices), close=backend.close)
 
@@ -337,6 +340,10 @@ def _open_cuda(request: Request) -> Opened:
             flags=gpus.flags,
             close=stack.pop_all().close,
         )
+
+
+# By the names of the table of backends.
+_OPENERS: dict[str, Callable[[Request], Opened]] = {CUDA.name: _open_cuda, HOST.name: _open_host, SIM.name: _open_sim}
 
 
 def _with_peers(paths: tuple[Path, ...], facts: BackendFacts) -> tuple[Path, ...]:
