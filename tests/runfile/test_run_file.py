@@ -193,7 +193,7 @@ def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
         ("no samples", edited(at("measurements", 0, "samples", value=[])), "run.measurements[0] has no batch times"),
         ("no batches", edited(at("measurements", 0, "samples", 0, "seconds", value=[])), "has no batch times"),
         ("no time", edited(at("measurements", 0, "samples", 0, "seconds", 0, value=0.0)), "not positive and finite"),
-        ("not a time", edited(at("measurements", 0, "samples", 0, "seconds", 0, value=float("nan"))), "not positive"),
+        ("not a time", edited(at("measurements", 0, "samples", 0, "seconds", 1, value=float("nan"))), "not positive"),
     ],
 )
 def test_a_bad_file_gets_one_clear_line(title: str, text: str, message: str, tmp_path: pathlib.Path) -> None:

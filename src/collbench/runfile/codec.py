@@ -7,6 +7,7 @@ import enum
 import functools
 import itertools
 import json
+import math
 import re
 import types
 import typing
@@ -53,10 +54,17 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, tuple | list):
         return list(value) if _PLAIN.issuperset(map(type, value)) else [plain(item) for item in value]
-    names = _fields(kind)
-    if names is not None:
-        return {name: plain(getattr(value, name)) for name in names}
+    if _fields(kind) is not None:
+        return {name: plain(part) for name, part in attributes(value).items()}
     return value.value if isinstance(value, enum.Enum) else value
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Return a dataclass's fields as they are."""
+    names = _fields(value.__class__)
+    if names is None:
+        raise TypeError(f"{value!r} is not JSON's")
+    return {name: getattr(value, name) for name in names}
 
 
 @functools.cache
@@ -132,10 +140,11 @@ def _scalar_reader(kind: Any) -> Callable[[Any], Any]:
     if allowed is None:
         return lambda data: data if type(data) is only else _expect(data, only)
     types = (int, float) if only is float else only
+    least, most = allowed.least, allowed.most
 
     def read(data: Any) -> Any:
         number = data if type(data) is only else _expect(data, types)
-        if number not in allowed:
+        if not least <= number <= most:
             raise _Wrong(f"is {number}, not {allowed.words}")
         return only(number)
 
@@ -149,12 +158,12 @@ def _dataclass_reader(kind: type, by_hand: bool) -> Callable[[Any], Any]:
         for name, field in fields.items()
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
-    readers: dict[str, Callable[[Any], Any]] = {}
+    readers: list[tuple[str, Callable[[Any], Any], Any]] = []
 
     def read(data: Any) -> Any:
         if not readers:  # late: a type may contain itself
             hints = typing.get_type_hints(kind, include_extras=True)
-            readers.update({name: _reader(hints[name], by_hand) for name in fields})
+            readers.extend((name, _reader(hints[name], by_hand), _written(field)) for name, field in fields.items())
         _expect(data, dict)
         if by_hand and (unknown := [key for key in data if key not in fields]):
             raise _Wrong(f"has '{unknown[0]}', which is not one of {', '.join(fields)}")
@@ -162,14 +171,22 @@ def _dataclass_reader(kind: type, by_hand: bool) -> Callable[[Any], Any]:
             raise _Wrong(f"has no '{next(name for name in needed if name not in data)}'")
         known = {}
         try:
-            for name, reader in readers.items():
+            for name, reader, default in readers:
                 if name in data:
-                    known[name] = reader(data[name])
+                    value = data[name]
+                    # Most fields have their default, which needs no check.
+                    if value != default or type(value) is not type(default):
+                        known[name] = reader(value)
         except _Wrong as wrong:
             raise wrong.under(f".{name}") from None
         return kind(**known)
 
     return read
+
+
+def _written(field: dataclasses.Field[Any]) -> Any:
+    """Return a field's default as it stands in JSON; what equals nothing in JSON if it has none."""
+    return plain(field.default if field.default_factory is dataclasses.MISSING else field.default_factory())
 
 
 def _dict_reader(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -199,8 +216,7 @@ def _sequence_reader(kind: Any, by_hand: bool) -> Callable[[Any], Any]:
         # Most are empty, or plain numbers of the right kind.
         if many and not items:
             return items if origin is list else ()
-        alike = many and {*map(type, items)} == {only}
-        if alike and (allowed is None or all(map(allowed.__contains__, items))):
+        if many and {*map(type, items)} == {only} and (allowed is None or _all_in(allowed, items)):
             return items if origin is list else tuple(items)
         if not many and len(items) != len(readers):
             raise _Wrong(f"has {len(items)} items instead of {len(readers)}")
@@ -213,6 +229,12 @@ def _sequence_reader(kind: Any, by_hand: bool) -> Callable[[Any], Any]:
         return decoded if origin is list else tuple(decoded)
 
     return read
+
+
+def _all_in(allowed: Range, numbers: list[Any]) -> bool:
+    """Return whether all numbers, one or more of one type, lie in the range."""
+    inside = allowed.least <= min(numbers) and max(numbers) <= allowed.most
+    return inside and not (type(numbers[0]) is float and any(map(math.isnan, numbers)))  # which min and max pass over
 
 
 def json_fault(error: ValueError | RecursionError) -> str:

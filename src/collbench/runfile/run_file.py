@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -16,7 +17,7 @@ from collbench.model.operations import Endpoints, Registration
 from collbench.model.run import CommandKind, DataPoint, Latency, Measurement, Result, Run, Settings, StopReason, Trial
 from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.runfile import atomic_write
-from collbench.runfile.codec import FileFormat, build, plain
+from collbench.runfile.codec import FileFormat, attributes, build, plain
 
 # What annexes add to a run.
 
@@ -82,8 +83,8 @@ def dumps(run: Run, answer: dict[str, Any] | None = None) -> str:
     has not.
     """
     fields: dict[str, Any] = {} if answer is None else {"answer": answer}
-    for name, value in plain(run).items():
-        fields |= {key: plain(value.get(key, [])) for key in SECTIONS} if name == "sections" else {name: value}
+    for name, value in attributes(run).items():
+        fields |= {key: value.get(key, []) for key in SECTIONS} if name == "sections" else {name: value}
     try:
         first = _json({**_FORMAT.head, "backend": fields.pop("backend")})[:-1]
         return f"{first},\n" + ",\n".join(f"{_json(key)}: {_lines(value)}" for key, value in fields.items()) + "\n}\n"
@@ -92,14 +93,17 @@ def dumps(run: Run, answer: dict[str, Any] | None = None) -> str:
 
 
 def _lines(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
+    if is_dataclass(value):
+        value = attributes(value)
+    if isinstance(value, list | tuple) and value and (isinstance(value[0], dict) or is_dataclass(value[0])):
         return "[\n" + ",\n".join(map(_json, value)) + "\n]"
-    if isinstance(value, dict) and any(isinstance(part, list) for part in value.values()):
+    if isinstance(value, dict) and any(isinstance(part, list | tuple) for part in value.values()):
         return "{\n" + ",\n".join(f"{_json(name)}: {_lines(part)}" for name, part in value.items()) + "\n}"
     return _json(value)
 
 
-_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+# It asks `attributes` for what is not JSON's own: a copy of the whole run in JSON's types took twice as long.
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, default=attributes).encode
 
 
 def check_there(path: Path) -> None:
