@@ -135,7 +135,7 @@ void bind_rounds(py::module_& module) {
 
 void bind_gpus(py::module_& module) {
   module.def("list_gpus", &list_gpus, Unlocked());
-  module.def("node_memory_refusal", &node_memory_refusal, "node"_a);
+  module.def("node_memory_refusal", &node_memory_refusal, "node"_a, "gpus"_a);
   py::class_<Gpus>(module, "Gpus")
       .def(py::init<const std::vector<int>&, const std::string&, bool>(), "ordinals"_a, "ptx"_a, "peers"_a = true,
            Unlocked())

@@ -6,6 +6,7 @@
 #include "blocking_kernel.hpp"
 #include "device_threads.hpp"
 #include "host_memory.hpp"
+#include "numa_node.hpp"
 
 namespace collbench {
 namespace {

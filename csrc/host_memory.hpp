@@ -1,7 +1,6 @@
 // Pinned host memory for each GPU's host copies, on a NUMA node of the caller's choice.
 #pragma once
 
-#include <array>
 #include <string>
 
 #include "gpus.hpp"
@@ -12,11 +11,9 @@ namespace collbench {
 constexpr int kHostPosition = -1;
 constexpr int kNodePosition = -2;
 inline bool is_host(int position) { return position <= kHostPosition; }
-// Node numbers are smaller: no kernel is built for more nodes (CONFIG_NODES_SHIFT is at most 10).
-constexpr int kMaxNodes = 1024;
 
-// Returns why this process may not bind memory to the node; "" where it may.
-std::string node_memory_refusal(int node);
+// Returns why this process cannot take memory on the node for the buffers of so many GPUs; "" where it can.
+std::string node_memory_refusal(int node, int gpus);
 
 // Bytes of each host buffer at a position: as many as Gpus::allocate was told, but at most what messages of 1 GiB need,
 // on a node 256 MiB (host_memory.cpp). Each GPU has its own buffers, so that several can be timed at once.

@@ -29,7 +29,7 @@ class DataError(RuntimeError):
     found: float
 
 def list_gpus() -> list[str]: ...  # UUIDs, by ordinal
-def node_memory_refusal(node: int) -> str: ...
+def node_memory_refusal(node: int, gpus: int) -> str: ...
 
 class Engine:
     copy_engine: ClassVar[Engine]

@@ -11,6 +11,7 @@ import pytest
 
 from collbench import _native
 from tests.gpu.machine import need_gpus, open_gpus
+from tests.seccomp import FORBID
 
 ORDINALS = need_gpus(1)
 two_gpus = pytest.mark.skipif(len(ORDINALS) < 2, reason="needs 2 GPUs: this machine shows 1")
@@ -188,6 +189,38 @@ for groups in ([[(0, 1)]], [[(0, 1), (1, 0)]]):
 def test_staged_copies_of_a_process_without_peer_access() -> None:
     """Include a batch of 768 MiB, whose launches no blocking kernel holds back."""
     done = subprocess.run([sys.executable, "-c", _STAGED], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# Of the driver's pinned memory the kernel counts every page, so it is seen where the kernel put it.
+_BY_CPUS = (
+    FORBID
+    + """
+import re, sys
+from collbench import _native
+from collbench.machine.numa import usable_nodes
+from tests.gpu.machine import open_gpus
+def mebibytes(node):
+    pages = re.findall(rf" N{node}=([0-9]+).* kernelpagesize_kB=([0-9]+)", open("/proc/thread-self/numa_maps").read())
+    return sum(int(count) * int(size) for count, size in pages) >> 10
+forbid_policies()
+gpus, cpus = open_gpus([0], 256 << 20), os.sched_getaffinity(0)
+plan = dict(engine=_native.Engine.copy_engine, pull=False, bytes=1 << 20, iterations=5, batches=2, warmup=1)
+for node in usable_nodes():
+    if refusal := _native.node_memory_refusal(node, 1):
+        assert "are free" in refusal, refusal
+        continue
+    before = mebibytes(node)
+    gpus.time_copies(_native.CopyRound(groups=[[(-2 - node, 0)]], deadline=30.0, **plan))
+    assert mebibytes(node) - before >= 256
+    assert os.sched_getaffinity(0) == cpus
+"""
+)
+
+
+def test_the_driver_takes_memory_of_the_node_on_whose_cpus_it_is_called() -> None:
+    """As in a container: memory policies are forbidden."""
+    done = subprocess.run([sys.executable, "-c", _BY_CPUS], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -20,6 +20,7 @@
 //   or stick in one process of all that share the file)
 //   FAKE_CORRUPT_COPY=nth:byte or nth:byte:from>to (nth 0: every copy)   FAKE_LOSE_COPY=nth   FAKE_HOST_RATE=50 (GB/s,
 //   by GPU) FAKE_TO_HOST_RATE (GB/s, by GPU; that of FAKE_HOST_RATE)   FAKE_LOCAL_RATE=2000 (GB/s, by GPU)
+//   FAKE_TOUCH=1 (pinned memory is used when it is made, as the driver does)
 //   FAKE_HOP=7e-7 (s an access, by reader>owner)   FAKE_LOSE_HOP=nth (that chase makes one access less)
 //   FAKE_CLOCK_AHEAD=0 (s that a GPU's own clock is ahead of the host's, by GPU)   FAKE_CLOCK_DRIFT=0 (how much
 //   faster it runs, a ratio, by GPU)   FAKE_CLOCK_STEP=32 (ns)   FAKE_STAMP=1e-6 (s a stamp, by GPU)

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "fake_cuda.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -217,20 +218,30 @@ EXPORT int cuMemFree_v2(uint64_t at) {
   return release_memory((void*)(uintptr_t)at, "memory");
 }
 
-// A line for the real kernel's memory policy of this thread, where it is not the default.
-static void note_policy(void) {
+static cpu_set_t cpus;  // of the process when it loads the driver
+__attribute__((constructor)) static void note_cpus(void) { sched_getaffinity(0, sizeof cpus, &cpus); }
+
+// Lines for what decides the real kernel's choice of a node: this thread's memory policy where it is not the default,
+// and its CPUs where they are not all that the process had.
+static void note_placement(void) {
   int mode = 0;
   unsigned long nodes[16] = {0};
   if (syscall(SYS_get_mempolicy, &mode, nodes, 8 * sizeof nodes, NULL, 0) == 0 && mode != 0)
     note("policy %d nodes %lx", mode, nodes[0]);
+  cpu_set_t now;
+  sched_getaffinity(0, sizeof now, &now);
+  for (int cpu = 0; cpu < CPU_SETSIZE && !CPU_EQUAL(&now, &cpus); ++cpu)
+    if (CPU_ISSET(cpu, &now)) note("cpu %d", cpu);
 }
 
 EXPORT int cuMemHostAlloc(void** at, size_t bytes, unsigned flags) {
   CALLED_ON_GPU;
   RETURN_IF(blocking(__func__));
   if (flags != 3) return kInvalidValue;  // portable and mapped: the only kind that every GPU may write
-  note_policy();
-  return make_memory(at, bytes, kHost, "pinned");
+  note_placement();
+  const int error = make_memory(at, bytes, kHost, "pinned");
+  if (error == kSuccess && text_setting("FAKE_TOUCH", NULL) != NULL) memset(*at, 0, bytes);
+  return error;
 }
 
 EXPORT int cuMemFreeHost(void* at) {

@@ -25,6 +25,7 @@ SOURCES = {
     "libnccl.so.2": ("nccl", "collectives", "registration", "numbers", "settings"),
     "libnvidia-ml.so.1": ("nvml", "settings"),
     "libclock.so": ("clock",),
+    "libnodes.so": ("nodes",),
 }
 _TIMEOUT_S = 100
 # Variables that a test must not inherit from the machine that it runs on.

@@ -510,7 +510,7 @@ def default_sizes(backend: str, *, of_links: bool = False) -> tuple[int, ...]:
 def _nodes(request: Request, backend: Backend, skipped: list[Skipped]) -> tuple[int | None, ...]:
     """Return the NUMA nodes whose memory host copies are timed with, (None,) if there is nothing to compare.
 
-    Also (None,) if this process may not bind its memory; that is skipped with its reason.
+    Also (None,) if the memory of one cannot be chosen; that is skipped with its reason.
     """
     nodes = backend.numa_nodes() if any(variant.host_memory for variant in request.copies) else ()
     if len(nodes) < 2:
@@ -592,7 +592,7 @@ def _copy_sizes(
 ) -> tuple[int, ...]:
     """Return the sizes that a copy or pointer chase is timed with.
 
-    `on_nodes`: its host memory is bound to a NUMA node.
+    `on_nodes`: its host memory lies on a NUMA node of our choice.
     """
     if work.operation is Operation.CHASE:
         return (8,)

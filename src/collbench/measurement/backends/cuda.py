@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import resources
 
 from collbench import _native
@@ -140,6 +140,8 @@ class CudaBackend(Backend):
         self._nccl = loading.result() if loading else None
         self._collectives = _native.Collectives(self._gpus, self._nccl, *membership) if self._nccl else None
         self._free = tuple(self._gpus.free_bytes())
+        # Asked once for each node: later our own buffers have taken what was free.
+        self._node_refusal = cache(lambda node: _native.node_memory_refusal(node, len(self._ours)))
 
     def facts(self) -> BackendFacts:
         """Return what opening found. In a world, whose ranks open a GPU each, no peers are known."""
@@ -197,7 +199,7 @@ class CudaBackend(Backend):
         under the name of peer access.
         """
         if work.numa_node is not None:
-            refusal = _native.node_memory_refusal(work.numa_node)
+            refusal = self._node_refusal(work.numa_node)
             return Skipped(SkipKind.NUMA, detail=refusal) if refusal else None
         if work.variant.endpoints is Endpoints.DEVICE or work.variant.host_memory or work.variant is Variant.STAGED:
             return None
@@ -267,7 +269,7 @@ class CudaBackend(Backend):
     def _own_nodes(self) -> tuple[int | None, ...]:
         """Return each GPU's NUMA node; None if there is only one, it is not known, or its memory is refused."""
         nodes = usable_nodes()
-        if len(nodes) < 2 or any(_native.node_memory_refusal(node) for node in nodes):
+        if len(nodes) < 2 or any(map(self._node_refusal, nodes)):
             nodes = ()
         return tuple(device.numa_node if device.numa_node in nodes else None for device in self._devices)
 
