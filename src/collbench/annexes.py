@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # alone      commands that several processes cannot run together: what to do instead
 # each_node  those of them that may be started once on each node
 # spoiled    commands: the variables that make their figures false
+# exclusive  options of its commands that contradict each other, as cli.options has them of all commands
 # hooks      places in the main house: the module that is asked there
 _ROWS: dict[str, dict[str, Any]] = {
     "preflight": {
@@ -44,6 +45,10 @@ _ROWS: dict[str, dict[str, Any]] = {
         "commands": {"ablate": "Measure what P2P or other GPUs change in your training job."},
         "home": ("Choose and train", "ablations.command"),
         "files": {"collbench-ablation": "ablations.command"},
+        "exclusive": (
+            ("repeats", ("precision", "budget"), "{} says how often to train, {} when to stop"),
+            ("without", ("against",), "{} changes what NCCL may use, {} changes the devices"),
+        ),
         "alone": {"ablate": "ablate starts torchrun itself, many times: run 'collbench ablate' without a launcher"},
     },
     "jobs": {
@@ -64,6 +69,7 @@ _ROWS: dict[str, dict[str, Any]] = {
         "runs": {"replay": ("replays", "jobs.replay")},
         "files": {"collbench-job": "jobs.job_file"},
         "alone": {"replay": "replay starts one process per GPU itself: run 'collbench replay' without a launcher"},
+        "exclusive": (("step_range", ("calls_per_step",), "{} and {} both say what a step is"),),
         "each_node": {"record": "record starts the job itself: run 'collbench record -- srun …', or once on each node"},
         "spoiled": {"replay": ("PYTORCH_NO_CUDA_MEMORY_CACHING",)},
         "hooks": {"saved files": "jobs.options", "not a run": "jobs.traces.formats"},
@@ -84,6 +90,7 @@ NAMES, RUNS, FILES, ALONE, EACH_NODE, SPOILED, HOOKS = (
     {key: value for row in _THERE for key, value in row.get(part, {}).items()}
     for part in ("names", "runs", "files", "alone", "each_node", "spoiled", "hooks")
 )
+EXCLUSIVE = tuple(contradiction for row in _THERE for contradiction in row.get("exclusive", ()))
 
 
 def load(module: str) -> Any:

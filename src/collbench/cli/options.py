@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from collbench import annexes
 from collbench.api.keywords import MAX_COUNT, named, new_seed
 from collbench.cli.terminal import NOTICES, json_option, verbose_option
 from collbench.model.capabilities import BACKENDS, capabilities
@@ -165,9 +166,7 @@ _EXCLUSIVE = (
     ("file", ("fresh",), "{} reads a saved run, and {} ignores saved runs"),
     ("verify", ("topology", "any_machine"), f"{{}} measures this machine, --topology and --any-machine {_ANOTHER}"),
     ("module", ("no_python", "run_path"), "{} starts a Python module, {} a file"),
-    ("step_range", ("calls_per_step",), "{} and {} both say what a step is"),
-    ("repeats", ("precision", "budget"), "{} says how often to train, {} when to stop"),
-    ("without", ("against",), "{} changes what NCCL may use, {} changes the devices"),
+    *annexes.EXCLUSIVE,
 )
 # Options that mean something only beside another one: what is wrong without it.
 _NEEDS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,11 @@ def runs(limit: int) -> None:
 
 # A run, or a file of an annex, printed.
 
-_OF_ANNEXES = annexes.hook("saved files")  # options and formats for the latter
+_OF_ANNEXES = annexes.hook("saved files")  # options, formats and words for the latter
+_EPILOGS: Mapping[str, str] = _OF_ANNEXES.EPILOGS if _OF_ANNEXES else {}
 
 
-@click.command()
+@click.command(epilog=_EPILOGS.get("show"))
 @options.run_file
 @option("--ranking", "Show which links and pairs differ and which tie: tiers, heat maps, fits, or --json.")
 @option("--operation OP", "With --ranking: only this operation.")
@@ -80,18 +81,16 @@ _OF_ANNEXES = annexes.hook("saved files")  # options and formats for the latter
 @options.json
 @verbose_option
 def show(file: Path | None, *, ranking: bool, operation: str | None, size: str | None, **others: Any) -> None:
-    """Print a saved run or ablation again, as its command did, or the step of a recorded job.
+    """Print a saved run again, as its command did.
 
     --ranking has a row for each operation and size, says whether the choice matters, and ends with status 1 if there
-    are too few trials to rank anything. The run may be of any machine; the page names the machine. For a job
-    (docs/job-page.md) it prints its calls, their rates in the job and in isolation, and late ranks.
+    are too few trials to rank anything. The run may be of any machine; the page names the machine.
 
     \b
     Examples:
       collbench show run.json
       collbench show run.json --ranking
       collbench show run.json --ranking --operation allreduce --size 64M
-      collbench show job.json --run-file run.json
     """
     narrowed = operation is not None or size is not None
     if file is not None and (kind := saved.file_kind(file)) is not None:
@@ -165,7 +164,7 @@ _FORMATS = ("csv", "markdown", "json", "nccl-tests", "prometheus", *(_OF_ANNEXES
 _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 
 
-@click.command()
+@click.command(epilog=_EPILOGS.get("export"))
 @options.run_file
 @option("--format", "What to write.", click.Choice(_FORMATS), name="layout", required=True)
 @option("-o, --output FILE", "Write to this file.  [default: -, standard output]", options.EXPORTED)
@@ -175,13 +174,11 @@ def export(file: Path | None, layout: str, output: Path | None, force: bool) -> 
 
     csv and json (records) have all columns and digits; markdown has three or four digits, and lists columns with a
     single value above its table; prometheus has some dozens of gauges for a textfile collector; nccl-tests is the text
-    that nccl-tests prints. perfetto is for a recorded job: its kernels on each rank's GPU,
-    waiting and transfer apart, for ui.perfetto.dev.
+    that nccl-tests prints.
 
     \b
     Examples:
       collbench export run.json --format csv -o run.csv
-      collbench export job.json --format perfetto -o trace.json
       collbench export run.json --format markdown
       collbench export run.json --format prometheus -o collbench.prom
     """
@@ -229,7 +226,7 @@ _SUFFIXES = (".html", ".htm")
 _REPORTING = "write the report as"
 
 
-@click.command()
+@click.command(epilog=_EPILOGS.get("report"))
 @options.run_files
 @option("-o, --output FILE", "Write it to this file.  [default: the first run's name, .html]", options.OUTPUT)
 @options.force
@@ -244,7 +241,6 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     Examples:
       collbench report run.json
       collbench report before.json after.json -o report.html
-      collbench report job.json run.json    # a recorded job, its links
     """
     run_files = options.all_named_or_newest(files)
     path = Path(f"{run_files[0].stem or 'report'}.html") if output is None else output

@@ -18,5 +18,25 @@ SHOW = (
     ),
 )
 NOT_FOR_A_RUN = "--rank and --run-file are for a recorded job: name its file, as in 'show job.json'"
+# What the help of these commands ends with.
+EPILOGS = {
+    "show": """Of a recorded job (docs/job-page.md) it prints the calls, their rates in the job and in isolation, and
+    late ranks.
+
+    \b
+      collbench show job.json --run-file run.json
+    """,
+    "export": """perfetto is for a recorded job: its kernels on each rank's GPU, waiting and transfer apart, for
+    ui.perfetto.dev.
+
+    \b
+      collbench export job.json --format perfetto -o trace.json
+    """,
+    "report": """Of a recorded job, with runs of its links:
+
+    \b
+      collbench report job.json run.json
+    """,
+}
 FORMATS = ("perfetto",)  # of `export`
 NO_FORMAT_OF_A_RUN = "--format perfetto is for a recorded job"

@@ -331,6 +331,10 @@ COLUMNS = (
     Column("wrong", Type.WHOLE, "elements of the collective that failed verification; empty where none was compared"),
     Column("wrong_compute", Type.WHOLE, "elements of the compute's result that differ from those alone"),
 )
+SHOWN = (
+    *("operation", "compute", "members", "size_bytes", "collective_factor", "collective_factor_low"),
+    *("collective_factor_high", "compute_factor", "failure"),
+)
 
 
 def rows(run: Run) -> Iterator[Row]:

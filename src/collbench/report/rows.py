@@ -356,9 +356,8 @@ def _escaped(text: str) -> str:
 _HOW = {"variant": "plain", "numa_node": None, "registration": "none"}  # how an operation ran, by default so
 # What the text shows of a row, where any row has it; a row holds much more.
 _SHOWN = (
-    *("operation", *_HOW, "compute", "without", "members", "size_bytes", "ranks", "count", "seconds", "algbw_gbs"),
-    *("busbw_gbs", "busbw_low_gbs", "busbw_high_gbs", "call_seconds", "recorded_call_seconds", "collective_factor"),
-    *("collective_factor_low", "collective_factor_high", "compute_factor", "failure"),
+    *("operation", *_HOW, "members", "size_bytes", "seconds", "algbw_gbs"),
+    *("busbw_gbs", "busbw_low_gbs", "busbw_high_gbs", "failure"),
 )
 _MAX_ROWS = 20  # rows
 _DTYPES = {Type.WHOLE: "Int64", Type.REAL: "float64", Type.YES_NO: "boolean"}  # the first and the last know "missing"
@@ -374,11 +373,13 @@ class Table(Sequence[Row]):
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    shown: tuple[str, ...]  # the columns of its text
 
     @classmethod
     def of(cls, run: Run) -> Table:
         """Return a run's table."""
-        return cls(columns_of(run), tuple(rows(run)))
+        measured_by = section(run)
+        return cls(columns_of(run), tuple(rows(run)), measured_by.SHOWN if measured_by else _SHOWN)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -388,17 +389,17 @@ class Table(Sequence[Row]):
     @overload
     def __getitem__(self, index: slice) -> Table: ...
     def __getitem__(self, index: int | slice) -> Row | Table:
-        return Table(self.columns, self.rows[index]) if isinstance(index, slice) else self.rows[index]
+        return Table(self.columns, self.rows[index], self.shown) if isinstance(index, slice) else self.rows[index]
 
     def main(self) -> list[Row]:
         """Return of each row what the text shows, without what is unknown."""
-        return [{name: row[name] for name in _SHOWN if row.get(name) is not None} for row in self.rows]
+        return [{name: row[name] for name in self.shown if row.get(name) is not None} for row in self.rows]
 
     def __repr__(self) -> str:
         """Return the columns that say something as text, of the first rows."""
         if not self.rows:
             return "no rows"
-        names = [name for name in _SHOWN if any(row.get(name) not in (None, _HOW.get(name)) for row in self.rows)]
+        names = [name for name in self.shown if any(row.get(name) not in (None, _HOW.get(name)) for row in self.rows)]
         lines = aligned([names, *([_text(row[name]) for name in names] for row in self.rows[:_MAX_ROWS])])
         left = len(self.rows) - _MAX_ROWS
         return "\n".join([*lines, *([f"… and {left} more rows"] if left > 0 else [])])

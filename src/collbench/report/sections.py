@@ -36,6 +36,7 @@ class Section(Protocol):
 
     HELD: str  # what a run holds: "a replay"
     COLUMNS: tuple[Column, ...]  # of its rows, after those that the rows of all runs have
+    SHOWN: tuple[str, ...]  # of these, what the text of a table shows where any row has it
     rows: Callable[[Run], Iterator[Row]]  # without the columns that all runs have
     page: Callable[[Run], Page]  # in the terminal
     html: Callable[[Run], Html]

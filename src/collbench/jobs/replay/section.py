@@ -275,6 +275,10 @@ COLUMNS = (
     Column("failure", Type.TEXT, "why the arm failed; such a row may have no figures"),
     Column("wrong", Type.WHOLE, "elements that did not arrive as sent; empty where none was compared"),
 )
+SHOWN = (
+    *("operation", "without", "members", "size_bytes", "ranks", "count", "call_seconds", "recorded_call_seconds"),
+    "failure",
+)
 
 
 def rows(run: Run) -> Iterator[Row]:
