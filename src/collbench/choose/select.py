@@ -15,13 +15,15 @@ import numpy as np
 
 from collbench.choose.bands import on_one_plane, predict
 from collbench.choose.choice import Candidate, Choice, LeftOut, TieBreak
-from collbench.choose.fitness import broken_pairs, left_out, marks
 from collbench.choose.problem import (
     Level,
     SelectionProblem,
+    broken_pairs,
     decided,
     from_labels,
     in_bus_order,
+    left_out,
+    marks,
     members_with,
     numa_level,
     ordered_by,
