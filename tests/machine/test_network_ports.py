@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.machine.network_cards import read_ports
+from collbench.machine.kernel import read_ports
 from collbench.measurement.backends.protocol import Opened
 from collbench.measurement.plan import read_ports_after
 from collbench.model.run import NetworkPort

@@ -1,10 +1,12 @@
-"""What the kernel shows in files: GPUs on PCI, how much memory this process may use, and its container."""
+"""What the kernel shows in files: GPUs on PCI, network cards, how much memory this process may use, its container."""
 
 from __future__ import annotations
 
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
+
+from collbench.model.run import NetworkPort
 
 _ROOT = pathlib.Path("/")
 
@@ -166,3 +168,42 @@ def withheld(shown: int, environment: Mapping[str, str], root: pathlib.Path = _R
         f"PCI has {more} more, which the {container} container was not given" if container else f"PCI has {more} more"
     )
     return f"{kept}: {container_fix(container, 'see collbench doctor')}" if more > 0 else ""
+
+
+# The ports of InfiniBand and RoCE cards: state and rate.
+
+FOLDER = "sys/class/infiniband"
+_RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", re.ASCII)
+# "4: ACTIVE", "5: LinkUp" [Documentation/ABI/stable/sysfs-class-infiniband].
+_NUMBERED = re.compile(r"[0-9]+: *([A-Za-z_]+)", re.ASCII)
+
+
+def read_ports(root: pathlib.Path) -> tuple[NetworkPort, ...]:
+    """Return the ports of all cards by name and number; `root` holds sys/. What cannot be read stays unknown."""
+    cards = sorted(entries(root / FOLDER))
+    return tuple(
+        _port(card, number)
+        for card in cards
+        for number in sorted(
+            int(port.name) for port in entries(card / "ports") if re.fullmatch("[0-9]{1,5}", port.name)
+        )
+    )
+
+
+def _port(card: pathlib.Path, number: int) -> NetworkPort:
+    folder = card / "ports" / str(number)
+    rate = _RATE.match(read(folder / "rate"))
+    return NetworkPort(
+        card=card.name,
+        number=number,
+        state=_state_name(read(folder / "state")),
+        physical_state=_state_name(read(folder / "phys_state")),
+        rate_gbits=float(rate[1]) if rate and float(rate[1]) > 0 else None,
+        link_layer=read(folder / "link_layer").strip(),
+        model=read(card / "hca_type").strip(),
+    )
+
+
+def _state_name(text: str) -> str:
+    match = _NUMBERED.match(text)
+    return match[1] if match else ""

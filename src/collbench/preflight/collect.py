@@ -17,9 +17,8 @@ from importlib import metadata
 from typing import Any
 
 from collbench.machine import kernel, nvml
-from collbench.machine.kernel import available_bytes, cgroup_folders, entries, kernel_bus_id, read
+from collbench.machine.kernel import FOLDER, available_bytes, cgroup_folders, entries, kernel_bus_id, read, read_ports
 from collbench.machine.nccl import configured, find_nccl, wheel_library
-from collbench.machine.network_cards import FOLDER, read_ports
 from collbench.machine.numa import usable_nodes
 from collbench.machine.nvml import Nvml, Query
 from collbench.machine.variables import recorded

@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from collbench.machine.kernel import read
-from collbench.machine.network_cards import FOLDER, read_ports
+from collbench.machine.kernel import FOLDER, read, read_ports
 from collbench.model.run import NetworkPort, Run
 from collbench.model.units import amount, fixed
 
