@@ -19,8 +19,7 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Path, Run
 from collbench.report import nccl_tests
 from collbench.report.html.content import content
-from collbench.report.prometheus import as_prometheus
-from collbench.report.rows import as_csv, as_json, as_markdown, rows
+from collbench.report.rows import as_csv, as_json, as_markdown, as_prometheus, rows
 from collbench.report.text import ranking
 from collbench.report.text.frame import run_page as page
 from tests.builders import GIB, gpus, measured, run_of

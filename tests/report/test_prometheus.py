@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from collbench.model.errors import RunFileError
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
-from collbench.report.prometheus import as_prometheus
+from collbench.report.rows import as_prometheus
 from tests.builders import gpus, in_words, measured, run_of
 from tests.report.hostile import NAME, hostile_run
 

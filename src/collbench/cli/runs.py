@@ -210,14 +210,14 @@ def _run(run_file: Path, layout: str) -> str:
         raise UsageError(f"{run_file} holds {held}, which {layout} has no form for: write csv, json or markdown")
     if not run.measurements and not any(run.results) and layout != "nccl-tests":
         raise UsageError(f"{run_file} has no data point to export: nothing was measured")
-    from collbench.report import nccl_tests, prometheus, rows  # late: numpy
+    from collbench.report import nccl_tests, rows  # late: numpy
 
     writers: dict[str, Callable[[], str]] = {
         "csv": lambda: rows.as_csv(rows.rows(run), rows.columns_of(run)),
         "json": lambda: rows.as_json(rows.rows(run)),
         "markdown": lambda: rows.as_markdown(run, rows.rows(run)),
         "nccl-tests": lambda: "".join(f"{line}\n" for line in nccl_tests.lines(run)),
-        "prometheus": lambda: prometheus.as_prometheus(run),
+        "prometheus": lambda: rows.as_prometheus(run),
     }
     return writers[layout]()
 
