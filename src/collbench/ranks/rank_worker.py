@@ -236,11 +236,7 @@ class HostRankWorker(RankWorker):
             (self._launch.master_addr, str(self._launch.master_port), f"{prefix(self._launch)}/{opening.key}"),
             (interface_of(opening.address) if opening.address else "") or "lo",
         )
-        try:
-            self._worker.join(self._timeout_s)
-        except BackendError:
-            self.close()
-            raise
+        self._worker.join(self._timeout_s)
         here_too = max(1, self._launch.local_size)
         return BackendFacts((), available_bytes() // 2 // (_BUFFERS * here_too))
 

@@ -128,9 +128,9 @@ def test_a_gloo_worker_whose_peer_never_came_ends_and_no_file_has_a_name(
     workers = start_workers({0: min(os.sched_getaffinity(0))}, 2)
     try:
         assert list(tmp_path.iterdir()) == []
-        (worker,) = workers._workers
-        worker.child.pipe.close()
-        worker.child.process.wait(PATIENCE_S / 2)
+        (worker,) = workers._children.values()
+        worker.pipe.close()
+        worker.process.wait(PATIENCE_S / 2)
     finally:
         workers.kill()
     assert list(tmp_path.iterdir()) == []

@@ -87,20 +87,16 @@ class GlooWorld:
         """Time one collective on each of the step's groups, concurrently; every element is verified.
 
         Raises UsageError for what gloo lacks, MachineError without torch, DataCorruption for a wrong element and
-        BackendError, which names the core, for a worker that died or hangs. After an error the workers have exited;
-        the next call starts new ones.
+        BackendError, which names the core, for a worker that died or hangs. After a BackendError
+        the workers have exited; the next call starts new ones.
         """
         check(step)
-        try:
-            if self._workers is None:
-                self._workers = start_workers(self._cores, len(self._cores))
-                self._workers.join(self._timeout_s)
-            # Each worker gets the step: all must take part in making a process group, whether they are in it or not.
-            timings = self._workers.ask(self._timeout_s + expected_seconds(step), "time", step, tuple(self._cores))
-            return slowest(step, timings)
-        except BaseException:  # Ctrl-C too
-            self.close()
-            raise
+        if self._workers is None or not self._workers.process_ids:
+            self._workers = start_workers(self._cores, len(self._cores))
+            self._workers.join(self._timeout_s)
+        # Each worker gets the step: all must take part in making a process group, whether they are in it or not.
+        timings = self._workers.ask(self._timeout_s + expected_seconds(step), "time", step, tuple(self._cores))
+        return slowest(step, timings)
 
     def close(self) -> None:
         """End the workers; does nothing the second time."""

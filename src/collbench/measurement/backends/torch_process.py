@@ -23,20 +23,6 @@ _NO_WORDS = "it wrote nothing to stderr"
 
 
 @dataclass(frozen=True, slots=True)
-class TorchProcess:
-    """The running worker of one rank.
-
-    Errors call it by `kind`, `place` and `number`: the "gloo worker" "on CPU" 3, the "worker" "of rank" 1.
-    """
-
-    rank: int
-    kind: str
-    place: str
-    number: int
-    child: Child
-
-
-@dataclass(frozen=True, slots=True)
 class Joined:
     """What a worker says once it has met the others: the versions of its torch and NCCL, and NCCL's file."""
 
@@ -67,32 +53,33 @@ class TorchWorkers:
         """
         if find_spec("torch") is None:
             raise MachineError("this needs torch, which is not installed: pip install torch")
-        self._workers: list[TorchProcess] = []
+        # What errors call them: the "gloo worker" "on CPU" 3, the "worker" "of rank" 1.
+        self._called = ("gloo worker", "on CPU") if by_core else ("worker", "of rank")
+        self._numbers = {rank: device if by_core else rank for rank, device in devices.items()}
+        self._children: dict[int, Child] = {}  # by rank
         try:
             with tempfile.TemporaryFile(prefix="collbench-") as file:
                 for rank, device in devices.items():
                     words = (rank, ranks, backend, device, file.fileno(), *meeting)
-                    child = Child(f"collbench.{module}", words, environment, files=(file.fileno(),))
-                    name = ("gloo worker", "on CPU", device) if by_core else ("worker", "of rank", rank)
-                    self._workers.append(TorchProcess(rank, *name, child))
+                    self._children[rank] = Child(f"collbench.{module}", words, environment, files=(file.fileno(),))
         except BaseException:
             self.close()
             raise
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """The workers' ids."""
-        return tuple(worker.child.process.pid for worker in self._workers)
+        """The workers' ids; none once they have exited."""
+        return tuple(child.process.pid for child in self._children.values())
 
     def join(self, timeout_s: float = JOIN_S) -> Joined:
         """Wait until all ranks have met; return what the first worker has loaded. Raises BackendError."""
-        replies = collected(self._workers, timeout_s)
-        assert isinstance(replies[0], Joined)  # noqa: S101  # what a worker says first
-        return replies[0]
+        joined = self._replies(timeout_s)[0]
+        assert isinstance(joined, Joined)  # noqa: S101  # what a worker says first
+        return joined
 
     def ask(self, timeout_s: float, method: str, *arguments: object) -> list[Any]:
         """Call a method of every rank, and return their answers by rank. Raises as `ask_each` does."""
-        return self.ask_each(timeout_s, method, [arguments] * len(self._workers))
+        return self.ask_each(timeout_s, method, [arguments] * len(self._children))
 
     def ask_each(self, timeout_s: float, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
         """Call a method of each rank with its arguments, in the order of ranks, and return their answers.
@@ -100,26 +87,22 @@ class TorchWorkers:
         Raises MachineError for what a rank cannot do but others may, DataCorruption, and BackendError for one that is
         lost.
         """
-        if not self._workers:
+        if not self._children:
             raise BackendError("the workers have exited: an earlier request failed")
-        try:
-            for worker, given in zip(self._workers, arguments, strict=True):
-                worker.child.send((method, given))
-            answers = collected(self._workers, timeout_s)
-        except BaseException:  # Ctrl-C too: an unread reply would answer the next request
-            self.kill()
-            raise
-        for worker, answer in zip(self._workers, answers, strict=True):
+        answers = self._replies(
+            timeout_s, {rank: (method, own) for rank, own in zip(self._children, arguments, strict=True)}
+        )
+        for rank, answer in zip(self._children, answers, strict=True):
             if isinstance(answer, MachineError):
-                raise MachineError(f"rank {worker.rank}: {answer}")
+                raise MachineError(f"rank {rank}: {answer}")
             if isinstance(answer, DataCorruption):
                 raise answer
         return answers
 
     def interrupt(self) -> None:
         """Kill the processes: another thread that waits for an answer gets an error at once."""
-        for worker in self._workers:
-            worker.child.process.kill()
+        for child in self._children.values():
+            child.process.kill()
 
     def kill(self) -> None:
         """End and reap the workers, also those that hang in a collective and would not notice a closed pipe."""
@@ -128,59 +111,66 @@ class TorchWorkers:
 
     def close(self) -> None:
         """Let the workers exit, and kill those that do not; does nothing the second time."""
-        for worker in self._workers:
-            worker.child.pipe.close()  # they exit at once
+        for child in self._children.values():
+            child.pipe.close()  # they exit at once
         deadline = time.monotonic() + EXIT_S
-        for worker in self._workers:
-            worker.child.reap(max(0.0, deadline - time.monotonic()))
-            worker.child.process.kill()  # does nothing if it has exited
-            worker.child.process.wait()
-        self._workers = []
+        for child in self._children.values():
+            child.reap(max(0.0, deadline - time.monotonic()))
+            child.process.kill()  # does nothing if it has exited
+            child.process.wait()
+        self._children = {}
 
+    def _replies(self, timeout_s: float, requests: Mapping[int, object] | None = None) -> list[Any]:
+        """Send the requests by rank, and return one reply of each worker.
 
-def collected(workers: Sequence[TorchProcess], timeout_s: float) -> list[Any]:
-    """Return one reply of each worker, in their order. Raises BackendError once one is lost or time is up."""
-    left, starvation = timeout_s, Starvation([worker.child.process.pid for worker in workers], STARVED_S)
-    replies: dict[int, Any] = {}
-    while missing := [worker for worker in workers if worker.rank not in replies]:
-        ready, left = readable([worker.child.pipe for worker in missing], left, starvation.silent)
-        if not ready:
-            raise silence(missing, starvation.failure(timeout_s))
-        for worker in missing:
-            if worker.child.pipe in ready:
-                try:
-                    replies[worker.rank] = worker.child.pipe.recv()
-                except (EOFError, OSError) as error:
-                    raise lost(worker, workers) from error
-    return [replies[worker.rank] for worker in workers]
+        Raises BackendError once one is lost or time is up; then, and after Ctrl-C, all are killed.
+        """
+        left, starvation, replies = timeout_s, Starvation(self.process_ids, STARVED_S), dict[int, Any]()
+        try:
+            for rank, request in (requests or {}).items():
+                self._children[rank].send(request)
+            while missing := {rank: child for rank, child in self._children.items() if rank not in replies}:
+                ready, left = readable([child.pipe for child in missing.values()], left, starvation.silent)
+                if not ready:
+                    raise self._silent([*missing], starvation.failure(timeout_s))
+                for rank, child in missing.items():
+                    if child.pipe in ready:
+                        try:
+                            replies[rank] = child.pipe.recv()
+                        except (EOFError, OSError) as error:
+                            raise self._lost(rank) from error
+        except BaseException:  # an unread reply would answer the next request
+            self.kill()
+            raise
+        return [replies[rank] for rank in self._children]
 
+    def _silent(self, ranks: Sequence[int], failure: Failure) -> BackendError:
+        """Return the error for workers that did not answer."""
+        kind, place = self._called
+        numbers = ", ".join(str(self._numbers[rank]) for rank in ranks)
+        said = self._children[ranks[0]].last_line()
+        return BackendError(
+            f"no answer within {failure.seconds or 0:.0f} s from the {kind}s {place}s {numbers}, still running "
+            f"and now killed{_BUSY if failure.kind is FailureKind.BUSY else ''}; last output of the first: "
+            f"{said or _NO_WORDS}",
+            failure=replace(failure, devices=tuple(ranks), detail=said),
+        )
 
-def silence(workers: Sequence[TorchProcess], failure: Failure) -> BackendError:
-    """Return the error for workers that did not answer."""
-    first, numbers = workers[0], ", ".join(str(worker.number) for worker in workers)
-    said, devices = first.child.last_line(), tuple(worker.rank for worker in workers)
-    return BackendError(
-        f"no answer within {failure.seconds or 0:.0f} s from the {first.kind}s {first.place}s {numbers}, still running "
-        f"and now killed{_BUSY if failure.kind is FailureKind.BUSY else ''}; last output of the first: "
-        f"{said or _NO_WORDS}",
-        failure=replace(failure, devices=devices, detail=said),
-    )
-
-
-def lost(worker: TorchProcess, every: Sequence[TorchProcess]) -> BackendError:
-    """Explain a death. The others fail when a peer is killed, so one that a signal ended is the cause."""
-    try:
-        worker.child.exit_status(EXIT_S)
-    except subprocess.TimeoutExpired:
-        return silence([worker], Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=EXIT_S))
-    ended = [worker, *(other for other in every if other.child.process.poll() is not None)]
-    cause = min(ended, key=lambda other: other.child.process.returncode)  # signals are negative; a tie goes to `worker`
-    status, said = cause.child.process.returncode, cause.child.last_line()
-    how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-    return BackendError(
-        f"the {cause.kind} {cause.place} {cause.number} died ({how}): {said or _NO_WORDS}",
-        failure=died(status, said, (cause.rank,)),
-    )
+    def _lost(self, rank: int) -> BackendError:
+        """Explain a death. The others fail when a peer is killed, so one that a signal ended is the cause."""
+        try:
+            self._children[rank].exit_status(EXIT_S)
+        except subprocess.TimeoutExpired:
+            return self._silent([rank], Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=EXIT_S))
+        others = (other for other, child in self._children.items() if child.process.poll() is not None)
+        statuses = {ended: self._children[ended].process.returncode for ended in (rank, *others)}
+        cause = min(statuses, key=statuses.__getitem__)  # signals are negative; a tie goes to `rank`
+        status, said = statuses[cause], self._children[cause].last_line()
+        how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+        return BackendError(
+            f"the {' '.join(self._called)} {self._numbers[cause]} died ({how}): {said or _NO_WORDS}",
+            failure=died(status, said, (cause,)),
+        )
 
 
 def worker_environment(interface: str = "lo") -> dict[str, str]:
