@@ -29,9 +29,9 @@ from collbench.judge.stats import summarize
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
 from collbench.model.units import format_size
-from collbench.overlaps import section as overlap
+from collbench.overlaps import view as overlap
 from collbench.overlaps.results import Compute, Overlap, Priority, overlaps_of
-from collbench.overlaps.section import overlapping
+from collbench.overlaps.view import overlapping
 from collbench.runfile import run_file
 
 CHANGE_BAR, ISOLATED_BAR, WALL_BAR_S = 0.03, 0.01, 15.0

@@ -48,7 +48,7 @@ import numpy as np
 from collbench.jobs import job_file
 from collbench.jobs.calls import kernels, report
 from collbench.jobs.job import Ending, Job, JobRank
-from collbench.overlaps.section import mean_interval
+from collbench.overlaps.view import mean_interval
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.native.recorded import ABIS, Made, play  # the tests' program that plays NCCL

@@ -86,7 +86,7 @@ def columns() -> str:
     lines = io.StringIO()
     rows = csv.writer(lines, lineterminator="\n")
     rows.writerow(("of", "column", "type", "meaning"))
-    for kind, module in (("all", "report.rows"), ("overlap", "overlaps.section"), ("replay", "jobs.replay.section")):
+    for kind, module in (("all", "report.rows"), ("overlap", "overlaps.view"), ("replay", "jobs.replay.view")):
         for column in importlib.import_module(f"collbench.{module}").COLUMNS:
             rows.writerow((kind, column.name, column.type.value, column.meaning))
     return lines.getvalue()

@@ -16,7 +16,7 @@ import pytest
 
 from collbench import annexes
 from collbench.api.runs import FileKind
-from collbench.report.sections import Section
+from collbench.report.views import View
 from collbench.runfile.run_file import SECTIONS, Results
 from tests.cli.program import RANK_0
 from tests.golden.commands import KEPT, MACHINES
@@ -29,7 +29,7 @@ ALL = tuple(ROWS)
 @pytest.mark.parametrize(
     ("module", "offers"),
     [
-        *((f"{package}.section", Section) for package in SECTIONS.values()),
+        *((f"{package}.view", View) for package in SECTIONS.values()),
         *((f"{package}.results", Results) for package in SECTIONS.values()),
         *((module, FileKind) for module in annexes.FILES.values()),
     ],

@@ -10,8 +10,8 @@ import pytest
 
 import collbench
 from collbench.cli.program import cli
-from collbench.jobs.replay import section as replays
-from collbench.overlaps import section as overlaps
+from collbench.jobs.replay import view as replays
+from collbench.overlaps import view as overlaps
 from collbench.report import rows as export
 from docs import site_pages
 from tests.cli.program import Program

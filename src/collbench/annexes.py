@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # home       of the commands: their group in `collbench --help`, and the module that has them
 # names      of Python: their modules
 # runs       kinds of runs, which are commands: the section of the run file, and a package with the modules `results`
-#            and `section`, which read and show it; "" for a run that has only what the main house measures
+#            and `view`, which read and show it; "" for a run that has only what the main house measures
 # files      what a file's "format" says: the module that offers what `api.runs.FileKind` lists
 # alone      commands that several processes cannot run together: what to do instead
 # each_node  those of them that may be started once on each node

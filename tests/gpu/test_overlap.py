@@ -17,7 +17,7 @@ from collbench.model.run import Run
 from collbench.overlaps.command import request_of
 from collbench.overlaps.measure import OverlapOpened
 from collbench.overlaps.results import OPERATIONS, Compute, ComputeKind, Overlap, Priority, overlaps_of
-from collbench.overlaps.section import summarize
+from collbench.overlaps.view import summarize
 from collbench.runfile import run_file
 from tests.cli.program import collbench
 from tests.gpu.machine import need_gpus

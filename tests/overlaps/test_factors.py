@@ -10,9 +10,9 @@ from collbench.choose.freshness import restricted
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Flag, FlagKind
-from collbench.overlaps import section
+from collbench.overlaps import view
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, OverlapTrial, overlaps_of, parse_compute
-from collbench.overlaps.section import answer, spread, strongest, summarize
+from collbench.overlaps.view import answer, spread, strongest, summarize
 from tests.builders import gpus, run_of
 
 GEMM, COPY = Compute(ComputeKind.GEMM, 8192), Compute(ComputeKind.MEMORY, 512)
@@ -96,7 +96,7 @@ def test_no_factor_is_a_headline_whose_interval_holds_1(
 ) -> None:
     run = run_of(gpus(2), [])
     run.sections["overlaps"] = points
-    shown = section.html(run)
+    shown = view.html(run)
     assert (answer(run), shown.short, shown.lines[0]) == (headline, short, headline)
 
 

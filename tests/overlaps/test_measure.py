@@ -26,7 +26,7 @@ from collbench.overlaps.measure import (
     planned,
 )
 from collbench.overlaps.results import Compute, ComputeKind, Load, Overlap, Priority, RankTimes, overlaps_of
-from collbench.overlaps.section import summarize
+from collbench.overlaps.view import summarize
 
 CALL, UNIT = 1e-3, 2e-3
 GEMM = Compute(ComputeKind.GEMM, 64)

@@ -40,7 +40,7 @@ from collbench.model.errors import (
 from collbench.model.operations import Operation, Variant, Work, format_version
 from collbench.model.run import CommandKind, Device, FlagKind, Health, Run, Sample, Settings, device_sets
 from collbench.model.units import TELLING_BYTES, format_size, parse_sizes, verb
-from collbench.report.sections import PeerAccess
+from collbench.report.views import PeerAccess
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.codec import MAX_BYTES
 

@@ -42,8 +42,8 @@ from collbench.runfile.codec import document
 
 if TYPE_CHECKING:
     from collbench.judge.diagnose import Diagnosis
-    from collbench.report.sections import PeerAccess
     from collbench.report.text.layout import Page
+    from collbench.report.views import PeerAccess
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.RUN)
 _map_p2p = option("--map-p2p", "Try P2P on every link of the GPUs by itself, and name causes and fixes (docs/p2p.md).")

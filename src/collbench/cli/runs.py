@@ -30,7 +30,7 @@ from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageEr
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
 from collbench.model.values import one_line, printable
-from collbench.report.sections import section
+from collbench.report.views import view
 from collbench.runfile import atomic_write
 from collbench.runfile.codec import document, plain
 from collbench.runfile.run_file import load
@@ -204,7 +204,7 @@ def _other(file: Path, layout: str) -> str:
 
 def _run(run_file: Path, layout: str) -> str:
     run = load(run_file)
-    measured_by = section(run)
+    measured_by = view(run)
     if measured_by is not None and layout in _OF_MEASUREMENTS:
         held = measured_by.HELD
         raise UsageError(f"{run_file} holds {held}, which {layout} has no form for: write csv, json or markdown")

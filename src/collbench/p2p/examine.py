@@ -40,7 +40,7 @@ _ROOM_FOR_TWO = 10 * 2**30
 
 
 class Examined(NamedTuple):
-    """A machine's links, and the causes of what they show, as a `report.sections.PeerAccess`.
+    """A machine's links, and the causes of what they show, as a `report.views.PeerAccess`.
 
     `hidden` are the causes for which the map lacks GPUs of the machine.
     """

@@ -10,9 +10,9 @@ from collbench.judge.diagnose import Diagnosis
 from collbench.judge.registration import ordinary
 from collbench.model.run import CommandKind
 from collbench.report.rows import Table
-from collbench.report.sections import section
 from collbench.report.text import ranking, verdicts
 from collbench.report.text.frame import headline
+from collbench.report.views import view
 from collbench.runfile.codec import picked
 
 
@@ -23,7 +23,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
     """
     run = diagnosis.run
     answer: dict[str, Any] = {"failed": headline(run)}
-    if run.settings.kind in {*CommandKind} or section(run):
+    if run.settings.kind in {*CommandKind} or view(run):
         own, names = ordinary(run), [device.tag for device in run.devices]
         deciding = evidence(own)
         rankings = [] if deciding is None else ranking.rankings_of_pairs(own, deciding)

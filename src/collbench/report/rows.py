@@ -28,7 +28,7 @@ from collbench.model.skew import imbalance
 from collbench.model.units import columns as aligned
 from collbench.model.units import fixed, grouped
 from collbench.report import sentences
-from collbench.report.sections import section
+from collbench.report.views import view
 from collbench.runfile.codec import picked
 
 if TYPE_CHECKING:
@@ -138,13 +138,13 @@ COLUMNS = (
 
 def columns_of(run: Run) -> tuple[Column, ...]:
     """Return the columns of a run's rows."""
-    measured_by = section(run)
+    measured_by = view(run)
     return COLUMNS if measured_by is None else (*ORIGIN, *measured_by.COLUMNS)
 
 
 def rows(run: Run) -> list[Row]:
     """Return a row for each data point that was measured or failed; what is unknown or does not apply is None."""
-    run, measured_by = without_idle(run), section(run)
+    run, measured_by = without_idle(run), view(run)
     kind_of_rows = _point_rows if measured_by is None else measured_by.rows
     columns, origin = columns_of(run), _origin(run)
     return [{column.name: (origin | row).get(column.name) for column in columns} for row in kind_of_rows(run)]
@@ -381,7 +381,7 @@ class Table(Sequence[Row]):
     @classmethod
     def of(cls, run: Run) -> Table:
         """Return a run's table."""
-        measured_by = section(run)
+        measured_by = view(run)
         return cls(columns_of(run), tuple(rows(run)), measured_by.SHOWN if measured_by else _SHOWN)
 
     def __len__(self) -> int:

@@ -30,7 +30,7 @@ class Results(Protocol):
     check_calls: Callable[[Result, Trial, str], None]  # raises ValueError, which begins with the text, for a wrong list
 
 
-# By the name of the section, which is a list in the run file: a package with the modules `results` and `section`.
+# By the name of the section, which is a list in the run file: a package with the modules `results` and `view`.
 SECTIONS = {section: package for section, package in annexes.RUNS.values() if section}
 
 # The file.

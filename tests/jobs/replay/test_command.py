@@ -17,7 +17,7 @@ import pytest
 from collbench.jobs import job_file
 from collbench.jobs.job import Job
 from collbench.jobs.replay.results import replays_of
-from collbench.jobs.replay.section import COLUMNS, answer
+from collbench.jobs.replay.view import COLUMNS, answer
 from collbench.runfile import run_file
 from tests.cli.program import Program
 from tests.cli.program import collbench as command_of

@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 
 from collbench.jobs.replay.results import replays_of
-from collbench.jobs.replay.section import ratio, summarize
+from collbench.jobs.replay.view import ratio, summarize
 from collbench.runfile import run_file
 
 ROOT = Path(__file__).parents[3]

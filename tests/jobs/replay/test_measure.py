@@ -10,7 +10,7 @@ import pytest
 from collbench.jobs.replay.measure import ReplayArm, ReplayOpened, ReplayRequest, SimReplay, trial_of
 from collbench.jobs.replay.results import Replay, ReplayTrial, replays_of
 from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, schedule_of
-from collbench.jobs.replay.section import ratio, summarize
+from collbench.jobs.replay.view import ratio, summarize
 from collbench.judge.outcome import outcome
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, FailureKind, MachineError
 from collbench.model.run import Device, Machine, Run

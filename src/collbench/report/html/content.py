@@ -25,13 +25,13 @@ from collbench.model.run import DataPoint, Measurement, Members, Run, StopReason
 from collbench.model.units import counted, format_size
 from collbench.report import sentences
 from collbench.report.html.page import PageSection, Panel
-from collbench.report.sections import Html, section
 from collbench.report.text import collectives, frame, matrix, verdicts
 from collbench.report.text.comparison import body, matched
 from collbench.report.text.frame import device_names, headline, health_lines, interrupted, notes, nvls, provenance
 from collbench.report.text.layout import Legend, Lines, Part, only, shown, table
 from collbench.report.text.ranking import RELATIONS_LEGEND, recommended, resolution, tiers_table
 from collbench.report.text.topology import render_topology
+from collbench.report.views import Html, view
 
 # The parts of a run's page below its map: what the commands print of it, and its tables.
 
@@ -175,7 +175,7 @@ def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
 
 def _run(key: str, name: str, run: Run) -> dict[str, Any]:
     diagnosis, works, simulated = Diagnosis(run), rank_summary(run), capabilities(run.backend).simulated
-    measured_by = section(run)
+    measured_by = view(run)
     annex = None if measured_by is None else measured_by.html(run)
     machine, tags = run.machine, [device.tag for device in run.devices]
     where = f"simulated machine {machine.fabric}" if simulated else machine.hostname

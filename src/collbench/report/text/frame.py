@@ -34,8 +34,8 @@ from collbench.model.run import (
 )
 from collbench.model.units import abridged, amount, capped, counted, format_size, grouped, size_span, span
 from collbench.report import sentences
-from collbench.report.sections import section
 from collbench.report.text.layout import Block, Lines, Page, short, whole
+from collbench.report.views import view
 
 if TYPE_CHECKING:
     from collbench.judge.diagnose import Diagnosis
@@ -356,7 +356,7 @@ def headline(run: Run) -> str:
 def worst_troubles(run: Run) -> str:
     """Return the headline without "FAILED", which parsers of nccl-tests' text search for."""
     troubles = outcome(run).troubles
-    measured_by = section(run)
+    measured_by = view(run)
     if measured_by is not None and (lost := measured_by.failed(run)):
         return f"{lost}{sim(run, ' (sim)')}"
     clauses = []
@@ -431,7 +431,7 @@ def run_page(diagnosis: Diagnosis, name: str = "RUN.JSON") -> Page:
 def _of_command(diagnosis: Diagnosis) -> Page:
     """Return the page of the command that measured a run, and load only this one."""
     run = diagnosis.run
-    kind, measured_by = run.settings.kind, section(run)
+    kind, measured_by = run.settings.kind, view(run)
     if len(run.devices) == 1 and kind != CommandKind.LATENCY:
         kind = CommandKind.COPIES  # a check of one GPU copies with host memory
     if run.settings.layers:

@@ -1,4 +1,4 @@
-"""A replay's figures, and how they are shown: page, answer in HTML, rows for other tools (`report/sections.py`)."""
+"""A replay's figures, and how they are shown: page, answer in HTML, rows for other tools (`report/views.py`)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
 from collbench.model.run import Run, tags
 from collbench.model.units import amount, fixed, format_message_size, sentence
-from collbench.overlaps.section import TrialFigure, half_interval, median_figure, milliseconds, times, with_interval
+from collbench.overlaps.view import TrialFigure, half_interval, median_figure, milliseconds, times, with_interval
 from collbench.report import sentences
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
-from collbench.report.sections import Html
 from collbench.report.text.frame import header, origin, sim, troubled
 from collbench.report.text.layout import Lines, Page, Table, both, listed, short, table, whole
+from collbench.report.views import Html
 from collbench.runfile.codec import picked
 
 _SHOWN = 0.5e-6  # seconds that a page does not round to 0

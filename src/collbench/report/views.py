@@ -1,4 +1,4 @@
-"""What pages show of annexes: a section of a run, by the annex's module `section`, and what P2P does on each link.
+"""What pages show of annexes: a run that one measured, by its module `view`, and what P2P does on each link.
 
 Nothing here imports an annex until then.
 """
@@ -31,7 +31,7 @@ class Html:
     state: str = ""
 
 
-class Section(Protocol):
+class View(Protocol):
     """What such a module offers."""
 
     HELD: str  # what a run holds: "a replay"
@@ -43,10 +43,10 @@ class Section(Protocol):
     failed: Callable[[Run], str]  # the worst that failed, as a clause; "" where devices and a kind of trouble say it
 
 
-def section(run: Run) -> Section | None:
+def view(run: Run) -> View | None:
     """Return what shows a run that an annex measured, loaded now; None for a run of the main house."""
     _, package = annexes.RUNS.get(run.settings.kind, ("", ""))
-    return cast("Section", annexes.load(f"{package}.section")) if package else None
+    return cast("View", annexes.load(f"{package}.view")) if package else None
 
 
 class PeerAccess(Protocol):
