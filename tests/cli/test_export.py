@@ -27,12 +27,12 @@ def saved(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("layout", [*TEXTS, "nccl-tests"])
-def test_a_file_holds_what_standard_output_would(program: Program, saved: str, layout: str) -> None:
-    printed = program("export", saved, "--format", layout)
+@pytest.mark.parametrize("output_format", [*TEXTS, "nccl-tests"])
+def test_a_file_holds_what_standard_output_would(program: Program, saved: str, output_format: str) -> None:
+    printed = program("export", saved, "--format", output_format)
     assert (printed.status, printed.err) == (0, "")
     Path("out").mkdir()
-    result = program("export", saved, "--format", layout, "-o", "out/export")
+    result = program("export", saved, "--format", output_format, "-o", "out/export")
     assert (result.status, result.out, result.err) == (0, "", "collbench: wrote out/export\n")
     assert Path("out/export").read_text(encoding="utf-8") == printed.out
 
@@ -56,8 +56,8 @@ def test_the_pages_line_of_pandas_reads_every_figure_of_a_recorded_run(program: 
     options = {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
     import pandas as pd  # type: ignore[import-untyped]
 
-    layout = reader.removeprefix("read_")
-    assert program("export", str(RECORDED), "--format", layout, "-o", "run").status == 0
+    output_format = reader.removeprefix("read_")
+    assert program("export", str(RECORDED), "--format", output_format, "-o", "run").status == 0
     frame = getattr(pd, reader)("run", **options)
     link = frame[(frame.operation == "ce-write") & (frame.source == "GPU0") & (frame.destination == "GPU3")]
     assert (len(frame), len(link), link.busbw_gbs[link.size_bytes == 2**30].item()) == (

@@ -151,10 +151,10 @@ def test_nothing_in_cli_prints_around_the_console_module() -> None:
         assert text.count("click.echo(") == text.count(f"click.echo({by_hand.get(name, '?')})") + drawn, name
 
 
-@pytest.mark.parametrize("layout", ["env", "docker", "apptainer"])
-def test_shell_output_has_no_text_of_a_foreign_run(program: Program, tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize("output_format", ["env", "docker", "apptainer"])
+def test_shell_output_has_no_text_of_a_foreign_run(program: Program, tmp_path: Path, output_format: str) -> None:
     """`eval "$(collbench select …)"` runs what is printed."""
     save_run(tmp_path / "run.json", [replace(gpu, uuid=f"GPU-{gpu.index}'; touch owned; '") for gpu in gpus(4)])
-    result = program("select", "2", "run.json", "--any-machine", "--format", layout)
+    result = program("select", "2", "run.json", "--any-machine", "--format", output_format)
     assert (result.status, "touch" in result.out) == (2, False)
     assert "which is not a UUID" in result.err

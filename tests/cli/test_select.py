@@ -170,15 +170,15 @@ def simulated(tmp_path: Path) -> str:
     return another(tmp_path, backend="sim", machine=machine)
 
 
-@pytest.mark.parametrize("layout", ["env", "docker", "apptainer", "slurm"])
-def test_simulated_gpus_cannot_be_used(program: Program, tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize("output_format", ["env", "docker", "apptainer", "slurm"])
+def test_simulated_gpus_cannot_be_used(program: Program, tmp_path: Path, output_format: str) -> None:
     for args, message in (
         ((simulated(tmp_path), "--any-machine"), "sim backend"),
         (("--backend", "sim", "--fabric", "dgx-1v"), "simulated GPUs"),
     ):
-        result = program("select", "2", *args, "--format", layout)
+        result = program("select", "2", *args, "--format", output_format)
         assert result.status == 2
-        assert result.out == ("false\n" if layout == "env" else "")
+        assert result.out == ("false\n" if output_format == "env" else "")
         assert message in result.line
 
 

@@ -41,9 +41,9 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "devices", "line"), ANSWERS)
-def test_what_each_format_prints(layout: str, devices: tuple[Device, ...], line: str) -> None:
-    assert device_line(layout, devices) == line
+@pytest.mark.parametrize(("output_format", "devices", "line"), ANSWERS)
+def test_what_each_format_prints(output_format: str, devices: tuple[Device, ...], line: str) -> None:
+    assert device_line(output_format, devices) == line
 
 
 @pytest.mark.parametrize("shell", [shell for shell in ("sh", "bash", "dash", "zsh", "ksh") if shutil.which(shell)])
@@ -108,16 +108,16 @@ def test_each_task_of_srun_sees_all_chosen_gpus() -> None:
     assert _srun(["--ntasks=2", "--gpus-per-task=1"], allocated) == [[FIRST], ["GPU-1"]]
 
 
-@pytest.mark.parametrize("layout", ["apptainer", "slurm", "list"])
-def test_these_need_no_quotes_so_an_unquoted_substitution_does(layout: str) -> None:
-    line = device_line(layout, GPUS)
+@pytest.mark.parametrize("output_format", ["apptainer", "slurm", "list"])
+def test_these_need_no_quotes_so_an_unquoted_substitution_does(output_format: str) -> None:
+    line = device_line(output_format, GPUS)
     assert shlex.split(line) == line.split()
 
 
-@pytest.mark.parametrize("layout", ACTING)
-def test_cpu_cores_are_no_gpus(layout: str) -> None:
+@pytest.mark.parametrize("output_format", ACTING)
+def test_cpu_cores_are_no_gpus(output_format: str) -> None:
     with pytest.raises(UsageError, match="--format list or json"):
-        device_line(layout, CORES)
+        device_line(output_format, CORES)
     assert variables(CORES) == {}
     elsewhere = tuple(replace(core, host="node1") for core in CORES)  # whose names begin with the host's
     assert variables(elsewhere) == {}

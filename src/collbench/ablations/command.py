@@ -358,9 +358,11 @@ def show(file: Path) -> None:
     show_answer(page(ablation), lambda: dumps(ablation))
 
 
-def export(file: Path, layout: str) -> str:
+def export(file: Path, output_format: str) -> str:
     """Raise UsageError: no format of export is for an ablation."""
-    raise UsageError(f"{one_line(str(file))} is {NAME}, and --format {layout} is for a run: the file is JSON already")
+    raise UsageError(
+        f"{one_line(str(file))} is {NAME}, and --format {output_format} is for a run: the file is JSON already"
+    )
 
 
 def html(_files: Sequence[Path]) -> str:

@@ -85,7 +85,7 @@ def measuring_command(
         @measuring_options(*own, options.json, sized=sized)
         def command(**values: Any) -> None:
             request = made.request(values, options.command_line(command_name), NOTICES)
-            leave_with(measured_and_shown(request, values["output"], values.get("layout", TABLE), []))
+            leave_with(measured_and_shown(request, values["output"], values.get("output_format", TABLE), []))
 
         made = click.command(command_name, cls=cls, build=build, help=text or build.__doc__)(command)
         return made
@@ -93,33 +93,33 @@ def measuring_command(
     return decorate
 
 
-NOTHING = "nothing"  # besides the layouts of --format: the caller prints something else of the run, and its file
+NOTHING = "nothing"  # besides the values of --format: the caller prints something else of the run, and its file
 
 
-def show_run(diagnosis: Diagnosis, layout: str = TABLE, file: Path | None = None) -> None:
-    """Print a run: as a page, nccl-tests' text, JSON, or not at all. Raises UsageError if the layout does not suit it.
+def show_run(diagnosis: Diagnosis, output_format: str = TABLE, file: Path | None = None) -> None:
+    """Print a run: as a page, nccl-tests' text, JSON, or not at all. Raises UsageError if the format does not suit it.
 
     `file` is what names the run in a command that the page advises: its file, or "1" for the newest one.
     """
     # All late: numpy need not be there before something was measured.
-    if layout == NCCL_TESTS:
+    if output_format == NCCL_TESTS:
         from collbench.report import nccl_tests
 
         for line in nccl_tests.lines(diagnosis.run):
             echo(line)
-    elif layout == TABLE and is_json():
+    elif output_format == TABLE and is_json():
         from collbench.report import answer
 
         echo(run_file.dumps(diagnosis.run, answer.as_json(diagnosis)), end="")
-    elif layout == TABLE:
+    elif output_format == TABLE:
         from collbench.report.text.frame import run_page
 
         show_page(run_page(diagnosis, shlex.quote(str(file)) if file else "RUN.JSON"))
 
 
-def report_file(path: Path | None, layout: str = TABLE) -> None:
+def report_file(path: Path | None, output_format: str = TABLE) -> None:
     """Report the run's file: on stderr if stdout is parsed, where a notice has said already that there is none."""
-    if layout == TABLE and not is_json():
+    if output_format == TABLE and not is_json():
         echo(f"\nsaved     {one_line(str(path)) if path else 'nowhere: no file could be made for it'}")
     elif path:
         say(f"saved {path}")
@@ -135,7 +135,7 @@ def measure_with_workers(open_session: Callable[[], OpenSession]) -> None:
     leave_with(_measured_in(open_session, TABLE, None, []))
 
 
-def measured_and_shown(request: Request, path: Path | None, layout: str, begun: list[OpenSession]) -> Diagnosis:
+def measured_and_shown(request: Request, path: Path | None, output_format: str, begun: list[OpenSession]) -> Diagnosis:
     """Measure to the end, print the run, and return what it means: saved in the named file, else in a new one.
 
     Where no file can be made it is printed anyway; a named one that cannot be written is refused before anything is
@@ -150,11 +150,11 @@ def measured_and_shown(request: Request, path: Path | None, layout: str, begun: 
     file = named or (Path("1") if path else None)
     title = f"measuring {request.command_name}"
     open_session = functools.partial(RequestSession, request, path, NOTICES, title, ranks=ranks)
-    return _measured_in(open_session, layout, file, begun)
+    return _measured_in(open_session, output_format, file, begun)
 
 
 def _measured_in(
-    open_session: Callable[[], OpenSession], layout: str, file: Path | None, begun: list[OpenSession]
+    open_session: Callable[[], OpenSession], output_format: str, file: Path | None, begun: list[OpenSession]
 ) -> Diagnosis:
     """Measure a session to its end, print its run, say where it is saved, and return what it means.
 
@@ -172,23 +172,23 @@ def _measured_in(
             from collbench.report.text.frame import headline
 
             if headline(ended := run_file.again(session.run)):
-                if layout == TABLE:
-                    show_run(Diagnosis(ended), layout, file)
+                if output_format == TABLE:
+                    show_run(Diagnosis(ended), output_format, file)
                 if session.failure is None and isinstance(error, DataCorruption):  # of others the error has the file
-                    report_file(session.path, layout)
+                    report_file(session.path, output_format)
             raise
         diagnosis = Diagnosis(session.run)
-        show_run(diagnosis, layout, file)
+        show_run(diagnosis, output_format, file)
     if session.failure is not None:
         if not saved_runs.is_ours(session.path):
             raise session.failure
         lost = f"nowhere: {one_line(str(session.failure))}"  # no name was asked for: the measurement is done
-        if layout == TABLE and not is_json():
+        if output_format == TABLE and not is_json():
             echo(f"\nsaved     {lost}")
         else:
             say(f"the run is saved {lost}")
-    elif layout != NOTHING:
-        report_file(session.path, layout)
+    elif output_format != NOTHING:
+        report_file(session.path, output_format)
     return diagnosis
 
 

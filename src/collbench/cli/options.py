@@ -156,7 +156,7 @@ _EXCLUSIVE = (
     ("sizes", ("minbytes", "maxbytes", "stepfactor"), "{} and {} both say which sizes to measure"),
     ("devices", ("ngpus",), "{} and {} both say which devices to measure"),
     ("pairs", ("split",), "{} and {} both say which sets to time"),
-    ("as_json", ("layout",), "{} and {} both say what to print"),
+    ("as_json", ("output_format",), "{} and {} both say what to print"),
     ("reference", ("history",), "{} judges one run, {} belongs to a comparison of runs"),
     ("auto_select", ("devices",), "{} and {} both say which GPUs to use"),
     ("devices", ("exclude", "allow_busy"), "{} names the GPUs, {} affects an automatic choice"),
@@ -273,11 +273,11 @@ max_age = option(
 )
 fresh = option("--fresh", "Measure now, even if a saved run fits.")
 TABLE, NCCL_TESTS = "table", "nccl-tests"
-layout = option(
+output_format = option(
     "--format",
     "nccl-tests: print the text of nccl-tests, in and out of place.",
     click.Choice((TABLE, NCCL_TESTS)),
-    name="layout",
+    name="output_format",
     default=TABLE,
 )
 json = json_option("Print the answer and the run as JSON.")

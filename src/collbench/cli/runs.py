@@ -166,10 +166,10 @@ _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 
 @click.command(epilog=_EPILOGS.get("export"))
 @options.run_file
-@option("--format", "What to write.", click.Choice(_FORMATS), name="layout", required=True)
+@option("--format", "What to write.", click.Choice(_FORMATS), name="output_format", required=True)
 @option("-o, --output FILE", "Write to this file.  [default: -, standard output]", options.EXPORTED)
 @options.force
-def export(file: Path | None, layout: str, output: Path | None, force: bool) -> None:
+def export(file: Path | None, output_format: str, output: Path | None, force: bool) -> None:
     """Write a saved run in other tools' formats: one row per data point, columns with units (docs/columns.md).
 
     csv and json (records) have all columns and digits; markdown has three or four digits, and lists columns with a
@@ -185,7 +185,7 @@ def export(file: Path | None, layout: str, output: Path | None, force: bool) -> 
     run_file = options.named_or_newest(file)
     if output is not None:
         atomic_write.check(output, _EXPORTING, force=force, sources=(run_file,))
-    content = printable(_other(run_file, layout) or _run(run_file, layout))
+    content = printable(_other(run_file, output_format) or _run(run_file, output_format))
     if output is not None:
         atomic_write.write(content, output, _EXPORTING, force=force)
         say(f"wrote {output}")
@@ -193,22 +193,22 @@ def export(file: Path | None, layout: str, output: Path | None, force: bool) -> 
         echo(content, end="")
 
 
-def _other(file: Path, layout: str) -> str:
+def _other(file: Path, output_format: str) -> str:
     """Return the text of a file of another kind; "" for a run."""
     kind = saved.file_kind(file)
-    if kind is None and _OF_ANNEXES and layout in _OF_ANNEXES.FORMATS:
+    if kind is None and _OF_ANNEXES and output_format in _OF_ANNEXES.FORMATS:
         load(file)  # if it is no run either, that says why
         raise UsageError(f"{_OF_ANNEXES.NO_FORMAT_OF_A_RUN}, and {one_line(str(file))} is a run")
-    return "" if kind is None else kind.export(file, layout)
+    return "" if kind is None else kind.export(file, output_format)
 
 
-def _run(run_file: Path, layout: str) -> str:
+def _run(run_file: Path, output_format: str) -> str:
     run = load(run_file)
     measured_by = view(run)
-    if measured_by is not None and layout in _OF_MEASUREMENTS:
+    if measured_by is not None and output_format in _OF_MEASUREMENTS:
         held = measured_by.HELD
-        raise UsageError(f"{run_file} holds {held}, which {layout} has no form for: write csv, json or markdown")
-    if not run.measurements and not any(run.results) and layout != "nccl-tests":
+        raise UsageError(f"{run_file} holds {held}, which {output_format} has no form for: write csv, json or markdown")
+    if not run.measurements and not any(run.results) and output_format != "nccl-tests":
         raise UsageError(f"{run_file} has no data point to export: nothing was measured")
     from collbench.report import nccl_tests, rows  # late: numpy
 
@@ -219,7 +219,7 @@ def _run(run_file: Path, layout: str) -> str:
         "nccl-tests": lambda: "".join(f"{line}\n" for line in nccl_tests.lines(run)),
         "prometheus": lambda: rows.as_prometheus(run),
     }
-    return writers[layout]()
+    return writers[output_format]()
 
 
 _SUFFIXES = (".html", ".htm")

@@ -32,7 +32,7 @@ from collbench.model.errors import UsageError
 from collbench.model.units import parse_size
 
 _TEXT, _JSON = "text", "json"
-_LAYOUTS = (_TEXT, _JSON, LIST, *ACTING)
+_FORMATS = (_TEXT, _JSON, LIST, *ACTING)
 
 
 class _Select(options.CheckedCommand):
@@ -50,7 +50,7 @@ class _Select(options.CheckedCommand):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        with _failing(in_shell=ctx.params["layout"] == "env"):
+        with _failing(in_shell=ctx.params["output_format"] == "env"):
             return super().invoke(ctx)
 
 
@@ -95,9 +95,9 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
     ),
     option(
         "--format FORMAT",
-        f"What to print: {', '.join(_LAYOUTS)}.",
-        click.Choice(_LAYOUTS),
-        name="layout",
+        f"What to print: {', '.join(_FORMATS)}.",
+        click.Choice(_FORMATS),
+        name="output_format",
         default=_TEXT,
     ),
     json_option("The same as --format json."),
@@ -108,7 +108,7 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
     options.nccl,
     verbose_option,
 )
-def select(*, layout: str, **values: Any) -> None:
+def select(*, output_format: str, **values: Any) -> None:
     """Choose the best K devices of this machine, or of a simulated one, and print the reason.
 
     Chooses from RUN.JSON, else from the newest saved run that fits this machine, else from a probe of a few seconds.
@@ -125,12 +125,15 @@ def select(*, layout: str, **values: Any) -> None:
       collbench select 4 --topology topo.txt --gpu H100
       collbench select 4 --backend sim --fabric dgx-1v
     """
-    layout = _JSON if is_json() else layout
+    output_format = _JSON if is_json() else output_format
     request = select_request(values)
-    _check_layout(request, layout)
+    _check_format(request, output_format)
     selected = select_devices(request, NOTICES)
     with leaving(selected.status):
-        _print(selected.selection if layout in (_TEXT, _JSON) else _usable(selected, request, layout), layout)
+        _print(
+            selected.selection if output_format in (_TEXT, _JSON) else _usable(selected, request, output_format),
+            output_format,
+        )
 
 
 def select_request(values: Mapping[str, Any]) -> SelectRequest:
@@ -138,24 +141,24 @@ def select_request(values: Mapping[str, Any]) -> SelectRequest:
     return SelectRequest(run=values["file"], **fields_of(SelectRequest, values))
 
 
-def _check_layout(request: SelectRequest, layout: str) -> None:
+def _check_format(request: SelectRequest, output_format: str) -> None:
     """Raise UsageError for an answer that could not be acted on, before anything is measured."""
     backend = BACKENDS.get(request.backend)  # None for "auto", which takes only GPUs
-    if backend is not None and not backend.nvml and layout in ACTING:
+    if backend is not None and not backend.nvml and output_format in ACTING:
         what = "CPU cores" if backend.cores else "simulated GPUs"
         raise UsageError(
-            f"--format {layout} is for GPUs, and --backend {request.backend} chooses {what}: write --format list"
+            f"--format {output_format} is for GPUs, and --backend {request.backend} chooses {what}: write --format list"
         )
-    if request.topology is not None and layout in ACTING and "CUDA_VISIBLE_DEVICES" in os.environ:
+    if request.topology is not None and output_format in ACTING and "CUDA_VISIBLE_DEVICES" in os.environ:
         raise UsageError(
-            f"--topology has all GPUs, and CUDA_VISIBLE_DEVICES may hide some: unset it for --format {layout}"
+            f"--topology has all GPUs, and CUDA_VISIBLE_DEVICES may hide some: unset it for --format {output_format}"
         )
 
 
-def _usable(selected: Selected, request: SelectRequest, layout: str) -> Selection:
+def _usable(selected: Selected, request: SelectRequest, output_format: str) -> Selection:
     """Return the selection for a program that acts on it and sees nothing else. Raises UsageError, NotTrusted."""
     backend = selected.selection.origin.backend
-    if request.any_machine and not selected.selection.origin.acts and layout in ACTING:
+    if request.any_machine and not selected.selection.origin.acts and output_format in ACTING:
         raise UsageError(
             f"{request.run} was measured on the {backend} backend, which has no GPUs to use: "
             "write --format text, list or json"
@@ -163,18 +166,18 @@ def _usable(selected: Selected, request: SelectRequest, layout: str) -> Selectio
     return selected.check()
 
 
-def _print(answer: Selection, layout: str) -> None:
+def _print(answer: Selection, output_format: str) -> None:
     """Print the answer on stdout; the reasons there, too, or on stderr where the answer is not for people."""
     from collbench.report.text.selection import explanation
 
-    if layout == _TEXT:
+    if output_format == _TEXT:
         echo(explanation(answer, prose_width() if columns() else None, verbose=is_verbose()))
         return
-    if layout == _JSON:
+    if output_format == _JSON:
         from collbench.runfile.codec import document, plain
 
         line = document("selection", plain(answer), answer.origin.backend).rstrip()
     else:
-        line = device_line(layout, answer.devices)
+        line = device_line(output_format, answer.devices)
     echo(explanation(answer, verbose=is_verbose()), err=True)
     echo(line)

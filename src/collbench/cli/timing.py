@@ -303,7 +303,7 @@ _OWN_OPTIONS = (
     option("--in-place", "Also time it in place, in separate rows."),
     option("--latency N", "Also time N single launches.", options.COUNT),
     _registration,
-    options.layout,
+    options.output_format,
 )
 
 
@@ -428,7 +428,7 @@ def _command(operation: Operation) -> MeasuringCommand:
         *,
         in_place: bool,
         registration: str,
-        layout: str,
+        output_format: str,
         minbytes: int | None,
         maxbytes: int | None,
         stepfactor: int | None,
@@ -439,7 +439,7 @@ def _command(operation: Operation) -> MeasuringCommand:
         # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
         works, inside = [Work(operation)], Work(operation, Variant.IN_PLACE)
         possible = not capabilities(request.backend).cores or inside.verifiable
-        if in_place or (layout == options.NCCL_TESTS and possible):
+        if in_place or (output_format == options.NCCL_TESTS and possible):
             works.append(inside)
         request = replace(
             request,

@@ -119,11 +119,11 @@ def show(file: Path, rank: int | None, against: tuple[Path, ...]) -> None:
     show_answer(pages.page(report), lambda: codec.document("job-report", pages.as_json(report)))
 
 
-def export(file: Path, layout: str) -> str:
+def export(file: Path, output_format: str) -> str:
     """Return a recorded job for another tool. Raises UsageError."""
     from collbench.jobs import perfetto
 
-    if layout != "perfetto":
+    if output_format != "perfetto":
         raise UsageError(f"{one_line(str(file))} is a recorded job: export it with --format perfetto")
     return perfetto.as_json(load(file))
 

@@ -212,16 +212,16 @@ LIST = "list"
 _SAFE_UUID = re.compile(r"[0-9A-Za-z/_-]*")
 
 
-def device_line(layout: str, devices: Sequence[Device]) -> str:
+def device_line(output_format: str, devices: Sequence[Device]) -> str:
     """Return one line, without its end, for "list" or one of ACTING. Raises UsageError for CPU cores in the latter."""
-    if layout == LIST:
+    if output_format == LIST:
         return _comma_list(devices)
     wrong = next((device for device in devices if not _SAFE_UUID.fullmatch(device.uuid)), None)
     if wrong is not None:  # a shell evaluates the answer, and a run file may be a stranger's
         raise UsageError(f"{wrong.tag} has '{wrong.uuid}', which is not a UUID: write --format text, list or json")
     if any(device.is_core for device in devices):
-        raise UsageError(f"--format {layout} is for GPUs, and these are CPU cores: write --format list or json")
-    return ACTING[layout](devices)
+        raise UsageError(f"--format {output_format} is for GPUs, and these are CPU cores: write --format list or json")
+    return ACTING[output_format](devices)
 
 
 def variables(devices: Sequence[Device]) -> dict[str, str]:

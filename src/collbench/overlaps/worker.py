@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from collbench.measurement.backends.torch_rank import Elements, Message, call_of, layout_of, run, takes_one_buffer
+from collbench.measurement.backends.torch_rank import Elements, Message, call_of, part_of, run, takes_one_buffer
 from collbench.model.units import DTYPE_BYTES
 from collbench.overlaps.results import DTYPE, LAUNCHES_AHEAD, Compute, ComputeKind, Load, Overlap, Priority, RankTimes
 from collbench.overlaps.streams import Device, Stream, opened, room, seconds_between
@@ -224,12 +224,12 @@ class Rank:
 
     def _messages(self, point: Overlap) -> list[Message]:
         """Return new messages to rotate over."""
-        layout = layout_of(point.work.operation, point.size_bytes // DTYPE_BYTES[DTYPE], self._rank, self._ranks)
+        part = part_of(point.work.operation, point.size_bytes // DTYPE_BYTES[DTYPE], self._rank, self._ranks)
         kind = Elements(DTYPE, "sum" if point.work.operation.reduces else "", self._ranks)
         in_place = takes_one_buffer(point.work.operation)
         span = _GPU_SPAN if self._device.runs_ahead else _CORE_SPAN
         return [
-            Message(kind, layout, self._rank, self._device.device, in_place=in_place, salt=number)
+            Message(kind, part, self._rank, self._device.device, in_place=in_place, salt=number)
             for number in range(max(1, min(_MAX_MESSAGES, span // point.size_bytes)))
         ]
 

@@ -35,14 +35,14 @@ def messages(
     """Return what each rank puts into a collective of so many elements, filled for the first time."""
     import torch
 
-    from collbench.measurement.backends.torch_rank import Elements, Message, layout_of
+    from collbench.measurement.backends.torch_rank import Elements, Message, part_of
 
     torch.set_num_threads(1)  # as the ranks: on busy cores its threads wait for each other at full speed
     kind, made = Elements(dtype, redop if operation.reduces else "", ranks), []
     for rank in range(ranks):
         blocks = ((count // ranks,) * ranks,) * ranks if operation.irregular else ()
-        layout = layout_of(operation, count, rank, ranks, root, blocks)
-        made.append(Message(kind, layout, rank, torch.device("cpu"), in_place=in_place))
+        part = part_of(operation, count, rank, ranks, root, blocks)
+        made.append(Message(kind, part, rank, torch.device("cpu"), in_place=in_place))
         made[-1].fill(0)
     return made
 

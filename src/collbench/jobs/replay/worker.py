@@ -23,10 +23,10 @@ from collbench.jobs.replay.schedule import Post, ReplayLoad, ReplayTimes, Schedu
 from collbench.measurement.backends.torch_rank import (
     Elements,
     Message,
-    RankLayout,
+    RankPart,
     Segment,
     call_of,
-    layout_of,
+    part_of,
     run,
     takes_one_buffer,
 )
@@ -49,11 +49,11 @@ def message_of(post: Post, rank: int, members: Sequence[int], group: int, device
         assert post.peer is not None  # noqa: S101  # as the schedule has it
         sends = post.operation == PointToPoint.SEND
         received = () if sends else (Segment(0, count, (post.peer,)),)
-        layout = RankLayout(count, 0, ()) if sends else RankLayout(0, count, received)
-        return Message(kind, layout, rank, device, in_place=False, salt=salt)
+        part = RankPart(count, 0, ()) if sends else RankPart(0, count, received)
+        return Message(kind, part, rank, device, in_place=False, salt=salt)
     position, root = members.index(rank), 0 if post.root is None else members.index(post.root)
-    layout = layout_of(Operation(post.operation), count, position, len(members), root)
-    return Message(kind, layout, position, device, in_place=takes_one_buffer(Operation(post.operation)), salt=salt)
+    part = part_of(Operation(post.operation), count, position, len(members), root)
+    return Message(kind, part, position, device, in_place=takes_one_buffer(Operation(post.operation)), salt=salt)
 
 
 def run_coalesced(

@@ -16,7 +16,7 @@ from collbench.measurement.backends.torch_rank import (
     Elements,
     Message,
     call_of,
-    layout_of,
+    part_of,
     run,
     takes_one_buffer,
 )
@@ -102,11 +102,11 @@ class GlooRank:
 def _messages(step: Step, position: int, root: int, blocks: Blocks, salt: int) -> list[Message]:
     """Return new buffers to rotate over: enough for _SPAN_BYTES, no more than are used. `blocks` are elements."""
     operation, ranks = step.work.operation, len(step.groups[0])
-    layout = layout_of(operation, step.size_bytes // DTYPE_BYTES[step.dtype], position, ranks, root, blocks)
+    part = part_of(operation, step.size_bytes // DTYPE_BYTES[step.dtype], position, ranks, root, blocks)
     in_place = step.work.variant is Variant.IN_PLACE or takes_one_buffer(operation)
     kind = Elements(step.dtype, step.redop if operation.reduces else "", ranks)
     several = min(step.iterations, max(1, _SPAN_BYTES // step.size_bytes))
-    return [Message(kind, layout, position, _CORE, in_place=in_place, salt=salt) for _ in range(several)]
+    return [Message(kind, part, position, _CORE, in_place=in_place, salt=salt) for _ in range(several)]
 
 
 def _sorted_blocks(step: Step, members: Sequence[int]) -> Blocks:

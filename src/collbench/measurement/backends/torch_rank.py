@@ -114,7 +114,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class RankLayout:
+class RankPart:
     """How many elements a rank sends and receives, and what it must receive."""
 
     sends: int
@@ -122,9 +122,7 @@ class RankLayout:
     segments: tuple[Segment, ...]
 
 
-def layout_of(
-    operation: Operation, count: int, rank: int, ranks: int, root: int = 0, blocks: Blocks = ()
-) -> RankLayout:
+def part_of(operation: Operation, count: int, rank: int, ranks: int, root: int = 0, blocks: Blocks = ()) -> RankPart:
     """Return one rank's part of a collective of `count` elements, as nccl-tests defines count.
 
     `rank`, `root` and the senders are positions in the group of `ranks`.
@@ -133,7 +131,7 @@ def layout_of(
     sends, receives = (part.count(count, ranks, at_root=at_root) for part in (row.sends, row.receives))
     if row.irregular:
         sends, receives = sum(blocks[rank]), sum(row[rank] for row in blocks)
-    return RankLayout(sends, receives, tuple(_segments(operation, count, rank, ranks, root, blocks)))
+    return RankPart(sends, receives, tuple(_segments(operation, count, rank, ranks, root, blocks)))
 
 
 def _segments(  # noqa: C901, PLR0912  # a case for each
@@ -300,17 +298,17 @@ class Message:
     """
 
     def __init__(
-        self, kind: Elements, layout: RankLayout, sender: int, device: torch.device, *, in_place: bool, salt: int = 0
+        self, kind: Elements, part: RankPart, sender: int, device: torch.device, *, in_place: bool, salt: int = 0
     ) -> None:
-        """Take memory. `sender` is this rank as the layout's segments name it; ranks that share a call share `salt`."""
-        self._kind, self._layout, self._sender = kind, layout, sender
+        """Take memory. `sender` is this rank as the part's segments name it; ranks that share a call share `salt`."""
+        self._kind, self._part, self._sender = kind, part, sender
         self._values = values_of(kind.dtype, kind.redop, kind.ranks)
         self._salt = salt * _SALT_SHIFT
         self._overwrites = bool(kind.redop) and in_place
         self._filling = 0
         self._constant: int | None = None  # that all ranks send
         self.uses = 0
-        sizes, dtype = (layout.sends, layout.receives), getattr(torch, kind.dtype)
+        sizes, dtype = (part.sends, part.receives), getattr(torch, kind.dtype)
         if not in_place:
             self.sent, self.received = (torch.empty(size, dtype=dtype, device=device) for size in sizes)
             return
@@ -324,7 +322,7 @@ class Message:
     @property
     def known(self) -> bool:
         """True if there is one right result, and this rank receives some of it."""
-        return bool(self._layout.segments and self._values)
+        return bool(self._part.segments and self._values)
 
     @property
     def comparable(self) -> bool:
@@ -339,7 +337,7 @@ class Message:
         self._filling, self.uses = filling, 0
         self._constant = _NEUTRAL.get(self._kind.redop) if steady and self._overwrites else None
         self.received.zero_()
-        for start, stop in self._windows(self._layout.sends):
+        for start, stop in self._windows(self._part.sends):
             self.sent[start:stop] = self._contribution(self._sender, start, stop)
 
     def compared(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
@@ -349,7 +347,7 @@ class Message:
             return
         floating = self.received.is_floating_point()
         exact = torch.float64 if floating else torch.int64
-        for segment in self._layout.segments:
+        for segment in self._part.segments:
             for start, stop in self._windows(segment.length):
                 first, last = segment.first + start, segment.first + stop
                 parts = (self._contribution(sender, first, last) for sender in segment.senders)
