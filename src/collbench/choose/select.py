@@ -38,7 +38,17 @@ from collbench.choose.wiring import Rates, Sets, wiring
 from collbench.judge.outcome import outcome
 from collbench.judge.registration import ordinary
 from collbench.judge.stats import MIN_TRIALS, Summary, most_measured, simultaneous_quantile, summarize
-from collbench.judge.tiers import Ranking, estimates, points_of, rank_links, rank_pairs, ties, tolerance, verdict_of
+from collbench.judge.tiers import (
+    Estimate,
+    Ranking,
+    estimates,
+    points_of,
+    rank_links,
+    rank_pairs,
+    ties,
+    tolerance,
+    verdict_of,
+)
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.operations import Operation, Work
@@ -155,17 +165,7 @@ def settle(choice: Choice, verification: Run) -> Choice:
     tied = [members for members in ranked if ties(top, by_set[members], delta)]
     winner = choice.members if choice.members in tied else tied[0]
     default = next((some.members for some in choice.finalists if some.default), ())
-    gain = None
-    if default in by_set and winner != default:
-        # The winner is the fastest of several, so selection raises its figure: the intervals of all gains hold at once.
-        difference = by_set[winner].middle - by_set[default].middle
-        error = math.hypot(by_set[winner].cautious_error, by_set[default].cautious_error)
-        freedom = min(
-            estimate.own_noise.freedom if estimate.own_noise else estimate.freedom
-            for estimate in (by_set[winner], by_set[default])
-        )
-        width = error * simultaneous_quantile(freedom, len(by_set) - 1)
-        gain = math.exp(difference - width), math.exp(difference), math.exp(difference + width)
+    gain = _gain(by_set[winner], by_set[default], len(by_set)) if default in by_set and winner != default else None
     simulated = capabilities(verification.backend).simulated
     failed = tuple(devices for devices in choice.failed if set(devices) <= set(winner)) or outcome(verification).within(
         winner
@@ -188,6 +188,21 @@ def settle(choice: Choice, verification: Run) -> Choice:
         tied=len(tied) == len(choice.finalists) > 1,
         gain=gain,
     )
+
+
+def _gain(winner: Estimate, default: Estimate, sets: int) -> tuple[float, float, float]:
+    """Return the winner's rate over the default's, with its interval.
+
+    The winner is the fastest of several `sets`, so selection raises its figure: the intervals of all gains hold at
+    once.
+    """
+    difference = winner.middle - default.middle
+    error = math.hypot(winner.cautious_error, default.cautious_error)
+    freedom = min(
+        estimate.own_noise.freedom if estimate.own_noise else estimate.freedom for estimate in (winner, default)
+    )
+    width = error * simultaneous_quantile(freedom, sets - 1)
+    return math.exp(difference - width), math.exp(difference), math.exp(difference + width)
 
 
 def _rate(summary: Summary) -> tuple[float, float, float]:

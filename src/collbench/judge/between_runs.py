@@ -287,15 +287,7 @@ def _of_machine(points: Mapping[Key, Measurement], runs: Sequence[Mapping[Key, E
     means = {
         work: [fmean(level) for level in zip(*(levels[key] for key in row), strict=True)] for work, row in rows.items()
     }
-    totals: dict[str, float] = {}
-    together: dict[str, float] = {}
-    for keys in _alike(points):
-        of_kind = {key.work for key in keys}
-        total = max(0.0, fmean(left[key] for key in keys))
-        of_means = fmean(variance(means[work]) for work in of_kind)
-        both = (of_means - total / sets) * sets / (sets - 1) if sets > 1 else total
-        totals |= dict.fromkeys(of_kind, total)
-        together |= dict.fromkeys(of_kind, min(total, max(0.0, both)))
+    totals, together = _of_works(points, left, means, sets)
     alike = _alike_share([[(means[work], together[work]) for work in rows]])
     apart = {key: [a - b for a, b in zip(levels[key], means[key.work], strict=True)] for key in points}
     by_link = _alike_share(
@@ -327,6 +319,25 @@ def _of_machine(points: Mapping[Key, Measurement], runs: Sequence[Mapping[Key, E
             alone = replace(pooled, own=math.sqrt(max(0.0, left[key] - of_runs)), own_freedom=freedom, point=0.0)
             shown[key] = alone if noisier else pooled
     return shown
+
+
+def _of_works(
+    points: Mapping[Key, Measurement], left: Mapping[Key, float], means: Mapping[str, Sequence[float]], sets: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return each work's variance from run to run, and the part in which all sets of devices vary together.
+
+    `means` are those of all its points in each run.
+    """
+    totals: dict[str, float] = {}
+    together: dict[str, float] = {}
+    for keys in _alike(points):
+        of_kind = {key.work for key in keys}
+        total = max(0.0, fmean(left[key] for key in keys))
+        of_means = fmean(variance(means[work]) for work in of_kind)
+        both = (of_means - total / sets) * sets / (sets - 1) if sets > 1 else total
+        totals |= dict.fromkeys(of_kind, total)
+        together |= dict.fromkeys(of_kind, min(total, max(0.0, both)))
+    return totals, together
 
 
 def _alike_share(groups: Iterable[Sequence[tuple[Sequence[float], float]]]) -> float:

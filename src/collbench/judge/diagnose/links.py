@@ -495,43 +495,8 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten], *, alone
         link for case in cases for reading in case.readings for link in directed_links(reading.work, reading.members)
     )
     blame = of_devices(facts, members, links)
-    first = min(links)
-    own, fix = facts.label(first), f"nvidia-smi topo -p2p r; {link_state(facts, first)}"
     by_nccl = all(reading.work.operation.is_collective for case in cases for reading in case.readings)
-    variable = by_setting(facts, first, paths_only=True) if by_nccl else None
-    elements = blamed(facts, over_nvlink=facts.over_nvlink(first), collective=False)
-    slow = next((element for element in elements if element.shared and links <= element.links), None)
-    if variable is not None:
-        likely = variable
-    elif slow is not None:
-        likely = replace(slow.cause(facts.run), fix=link_state(facts, first))
-    elif not all(map(facts.has_peers, links)):
-        likely = Cause(
-            "no_peer_access",
-            f"no peer access on {own} pairs: copies go through host memory, and GPUs near each other share one uplink "
-            "to it [nccl#1309]",
-            fix,
-            by_design=True,
-        )
-    elif facts.over_nvlink(first) and by_nccl and all(map(facts.readings.best, links)):
-        likely = nccl_path(facts, links)
-    elif facts.over_nvlink(first):
-        unused = "the NVLinks of these pairs are not used, or most of them are down"
-        likely = Cause("nvlinks_of_label_unused", unused, fix)
-    elif alone:
-        likely = Cause(
-            "path_alone",
-            f"other {own} pairs are not slow: only this path is (a riser, a switch port), or ACS routes its traffic "
-            "through the root complex",
-            fix,
-        )
-    else:
-        likely = Cause(
-            "uplink_shared",
-            f"{own} pairs share an uplink, or ACS routes their traffic through the root complex; labels do not name "
-            "rates",
-            fix,
-        )
+    likely = _inverting(facts, links, by_nccl=by_nccl, alone=alone)
     works = names(reading.work for case in cases for reading in case.readings)
     better = f"{facts.label(first_link(blame, worst.readings))} pairs of {blame.place}"
     normal = facts.readings.span(worst.readings)[1] * math.exp(worst.gap)
@@ -539,6 +504,46 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten], *, alone
     less += f", though the label is better ({works})"
     blame = replace(blame, place=f"{better} {less}")
     return verdict_on(facts, Kind.ORDER_INVERSION, blame, "", likely, worst.readings)
+
+
+def _inverting(  # noqa: PLR0911  # a case for each
+    facts: Facts, links: frozenset[Link], *, by_nccl: bool, alone: bool
+) -> Cause:
+    """Return why links of the better label are slower; `by_nccl`: only NCCL shows it."""
+    first = min(links)
+    own, fix = facts.label(first), f"nvidia-smi topo -p2p r; {link_state(facts, first)}"
+    variable = by_setting(facts, first, paths_only=True) if by_nccl else None
+    elements = blamed(facts, over_nvlink=facts.over_nvlink(first), collective=False)
+    slow = next((element for element in elements if element.shared and links <= element.links), None)
+    if variable is not None:
+        return variable
+    if slow is not None:
+        return replace(slow.cause(facts.run), fix=link_state(facts, first))
+    if not all(map(facts.has_peers, links)):
+        return Cause(
+            "no_peer_access",
+            f"no peer access on {own} pairs: copies go through host memory, and GPUs near each other share one uplink "
+            "to it [nccl#1309]",
+            fix,
+            by_design=True,
+        )
+    if facts.over_nvlink(first) and by_nccl and all(map(facts.readings.best, links)):
+        return nccl_path(facts, links)
+    if facts.over_nvlink(first):
+        unused = "the NVLinks of these pairs are not used, or most of them are down"
+        return Cause("nvlinks_of_label_unused", unused, fix)
+    if alone:
+        return Cause(
+            "path_alone",
+            f"other {own} pairs are not slow: only this path is (a riser, a switch port), or ACS routes its traffic "
+            "through the root complex",
+            fix,
+        )
+    return Cause(
+        "uplink_shared",
+        f"{own} pairs share an uplink, or ACS routes their traffic through the root complex; labels do not name rates",
+        fix,
+    )
 
 
 def _joined(group: Sequence[Reading]) -> dict[Members, list[Reading]]:
