@@ -2,16 +2,17 @@
 """Compares how much longer steps take without P2P, measured and as `collbench predict` says, in 34 kept comparisons.
 
     python benchmarks/extra_time.py [--json FILE]      # anywhere, from files in benchmarks/results
-    python benchmarks/extra_time.py measure FOLDER     # on two GPUs, some five minutes: six more jobs
+    python benchmarks/extra_time.py measure FOLDER     # on two GPUs, some ten minutes: six more jobs
 
 Twenty comparisons are of steps of which only the network's size is known: twelve of one session (GPT-2 124M and 355M
 and ViT-B/16 by DDP and FSDP2, with 4 and 32 samples per GPU), four of a second, and four ablations. Fourteen are of
 recorded jobs, nine on H200 and five on H100: `measure` writes to FOLDER the curves of three collectives with P2P and
 without (curves-ARM-OPERATION.json), for each job of recorded_job.py the record of `collbench record --gpu-times` with
-P2P (JOB-job.json), and each rank's median step in both arms (JOB-ARM-RANK.json). Of what was measured without P2P, only
-the links go into a prediction. They are predicted as a user's command does, with the calls per step that a user knows
-where a record does not show them; what the command refuses is a row without an answer, and in no mean. `before` are the
-predictions of an older version of the code.
+P2P (JOB-job.json), and each rank's median step in both arms (JOB-ARM-RANK.json), not recorded: the kept steps with P2P
+were, which slows a job that its host limits. Of what was measured without P2P, only the links go into a prediction.
+They are predicted as a user's command does, with the calls per step that a user knows where a record does not show
+them; what the command refuses is a row without an answer, and in no mean. `before` are the predictions of an older
+version of the code.
 
 The JSON has the figures in ms: "rows": [{"set", "job", "measured_ms", "answer": {"gpu_bound", "least_ms",
 "predicted_ms", "most_ms", "ends_ms"} or null, "refused": why, "before_ms"}], and "mean_errors_ms".
@@ -293,8 +294,9 @@ def measure(folder: Path) -> int:
             command = [*launcher, str(Path(__file__).with_name("recorded_job.py")), job, str(folder)]
             if arm == "p2p":
                 output = str(folder / f"{job}-job.json")
-                command = [*collbench, "record", "--gpu-times", "--force", "-o", output, "--", *command]
-            failed += _run(command, variables, folder)
+                record = [*collbench, "record", "--gpu-times", "--force", "-o", output, "--"]
+                failed += _run([*record, *command], variables, folder)
+            failed += _run(command, variables, folder)  # apart: a recorder slows a job that its host limits
             for rank in range(_RANKS):
                 file = folder / f"{job}-{rank}.json"
                 if file.exists():

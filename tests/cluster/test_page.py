@@ -61,9 +61,12 @@ def test_sentences_take_the_terminals_columns_and_a_node_list_stays_one_word() -
 )
 def test_the_page_says_why_nobody_is_judged(pairs: list[Observation], nodes: int, why: str) -> None:
     origin = SurveyOrigin("cuda", f"{nodes} hosts", ("h0", "h1", "h2", "h3")[:nodes], SIM.rounds, 8, 20.4, 7)
-    first, *_ = text(page(origin, judge(pairs, nodes), None)).splitlines()
+    first, *others = text(page(origin, judge(pairs, nodes), None)).splitlines()
     assert first.startswith("not judged: ")
     assert why in first
+    assert not [
+        line for line in others if line.startswith("undecided h")
+    ]  # of their intervals the first line says enough
 
 
 def test_lost_and_late_nodes_and_changes_of_the_network_are_findings_of_their_own() -> None:

@@ -165,7 +165,7 @@ def _findings(origin: SurveyOrigin, judgement: Judgement) -> Iterator[str]:
     yield from (f"late      {_late(node, origin.names)}" for node in origin.late)
     for effect in either:
         yield f"either    {origin.names[effect.node]}: {described(effect)}{mark}"
-    for effect in undecided:
+    for effect in undecided if judgement.judged else ():  # else their intervals say what the first line says
         yield f"undecided {origin.names[effect.node]}: {described(effect)}{mark}"
 
 
