@@ -262,7 +262,7 @@ class HostRankWorker(RankWorker):
     def close(self) -> None:
         """End the worker."""
         if self._worker is not None:
-            self._worker.kill()
+            self._worker.close()
             self._worker = None
 
 

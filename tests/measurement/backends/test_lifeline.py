@@ -132,7 +132,7 @@ def test_a_gloo_worker_whose_peer_never_came_ends_and_no_file_has_a_name(
         worker.pipe.close()
         worker.process.wait(PATIENCE_S / 2)
     finally:
-        workers.kill()
+        workers.close()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -82,7 +82,7 @@ class Child:
                 raise ChildLost(failure=starvation.failure(timeout_s))
             return self.pipe.recv()
         except (EOFError, OSError) as error:
-            raise ChildLost(failure=self._death()) from error
+            raise ChildLost(failure=self.death()) from error
 
     def kill(self) -> None:
         """End the process, even a stopped one, without waiting for it."""
@@ -118,8 +118,8 @@ class Child:
         lines = written.decode("utf-8", errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
-    def _death(self) -> Failure:
-        """Return how the process ended."""
+    def death(self) -> Failure:
+        """Wait a while for a process that closed its pipe, and return how it ended."""
         try:
             status = self.exit_status(EXIT_S)
         except subprocess.TimeoutExpired:

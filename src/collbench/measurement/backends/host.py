@@ -101,7 +101,7 @@ class GlooWorld:
     def close(self) -> None:
         """End the workers; does nothing the second time."""
         if self._workers is not None:
-            self._workers.kill()
+            self._workers.close()
             self._workers = None
 
 

@@ -5,7 +5,6 @@ The workers are gloo_worker and those of annexes; torch_rank.py is their side.
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -14,12 +13,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from collbench.measurement.backends.child_process import EXIT_S, STARVED_S, Child, Starvation, own_environment, readable
-from collbench.model.errors import BackendError, Cause, DataCorruption, Failure, FailureKind, MachineError, died
+from collbench.model.errors import BackendError, DataCorruption, Failure, MachineError
 
 # `import torch` takes 3 s, and tens of seconds from a cold network disk.
 JOIN_S = 120.0
-_BUSY = ": the host was busy, and they could hardly run"
-_NO_WORDS = "it wrote nothing to stderr"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +50,7 @@ class TorchWorkers:
         """
         if find_spec("torch") is None:
             raise MachineError("this needs torch, which is not installed: pip install torch")
-        # What errors call them: the "gloo worker" "on CPU" 3, the "worker" "of rank" 1.
-        self._called = ("gloo worker", "on CPU") if by_core else ("worker", "of rank")
-        self._numbers = {rank: device if by_core else rank for rank, device in devices.items()}
+        self._names = {rank: f"gloo worker on CPU{at}" if by_core else f"rank {rank}" for rank, at in devices.items()}
         self._children: dict[int, Child] = {}  # by rank
         try:
             with tempfile.TemporaryFile(prefix="collbench-") as file:
@@ -104,20 +99,13 @@ class TorchWorkers:
         for child in self._children.values():
             child.process.kill()
 
-    def kill(self) -> None:
-        """End and reap the workers, also those that hang in a collective and would not notice a closed pipe."""
-        self.interrupt()
-        self.close()
-
     def close(self) -> None:
-        """Let the workers exit, and kill those that do not; does nothing the second time."""
+        """End the workers, also those that hang in a collective; does nothing the second time."""
         for child in self._children.values():
-            child.pipe.close()  # they exit at once
+            child.kill()
         deadline = time.monotonic() + EXIT_S
         for child in self._children.values():
             child.reap(max(0.0, deadline - time.monotonic()))
-            child.process.kill()  # does nothing if it has exited
-            child.process.wait()
         self._children = {}
 
     def _replies(self, timeout_s: float, requests: Mapping[int, object] | None = None) -> list[Any]:
@@ -132,7 +120,8 @@ class TorchWorkers:
             while missing := {rank: child for rank, child in self._children.items() if rank not in replies}:
                 ready, left = readable([child.pipe for child in missing.values()], left, starvation.silent)
                 if not ready:
-                    raise self._silent([*missing], starvation.failure(timeout_s))
+                    said = next(iter(missing.values())).last_line()
+                    raise self._failed([*missing], replace(starvation.failure(timeout_s), detail=said))
                 for rank, child in missing.items():
                     if child.pipe in ready:
                         try:
@@ -140,37 +129,22 @@ class TorchWorkers:
                         except (EOFError, OSError) as error:
                             raise self._lost(rank) from error
         except BaseException:  # an unread reply would answer the next request
-            self.kill()
+            self.close()
             raise
         return [replies[rank] for rank in self._children]
 
-    def _silent(self, ranks: Sequence[int], failure: Failure) -> BackendError:
-        """Return the error for workers that did not answer."""
-        kind, place = self._called
-        numbers = ", ".join(str(self._numbers[rank]) for rank in ranks)
-        said = self._children[ranks[0]].last_line()
-        return BackendError(
-            f"no answer within {failure.seconds or 0:.0f} s from the {kind}s {place}s {numbers}, still running "
-            f"and now killed{_BUSY if failure.kind is FailureKind.BUSY else ''}; last output of the first: "
-            f"{said or _NO_WORDS}",
-            failure=replace(failure, devices=tuple(ranks), detail=said),
-        )
-
     def _lost(self, rank: int) -> BackendError:
         """Explain a death. The others fail when a peer is killed, so one that a signal ended is the cause."""
-        try:
-            self._children[rank].exit_status(EXIT_S)
-        except subprocess.TimeoutExpired:
-            return self._silent([rank], Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=EXIT_S))
-        others = (other for other, child in self._children.items() if child.process.poll() is not None)
-        statuses = {ended: self._children[ended].process.returncode for ended in (rank, *others)}
-        cause = min(statuses, key=statuses.__getitem__)  # signals are negative; a tie goes to `rank`
-        status, said = statuses[cause], self._children[cause].last_line()
-        how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-        return BackendError(
-            f"the {' '.join(self._called)} {self._numbers[cause]} died ({how}): {said or _NO_WORDS}",
-            failure=died(status, said, (cause,)),
-        )
+        failures = {rank: self._children[rank].death()}
+        failures |= {
+            other: child.death() for other, child in self._children.items() if child.process.poll() is not None
+        }
+        cause = max(failures, key=lambda other: failures[other].signal or 0)  # a tie goes to `rank`
+        return self._failed([cause], failures[cause])
+
+    def _failed(self, ranks: Sequence[int], failure: Failure) -> BackendError:
+        named = ", ".join(self._names[rank] for rank in ranks)
+        return BackendError(f"{named}: {failure}", failure=replace(failure, devices=tuple(ranks)))
 
 
 def worker_environment(interface: str = "lo") -> dict[str, str]:
