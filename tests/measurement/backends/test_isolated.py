@@ -203,6 +203,36 @@ def test_steps_without_peer_access_have_a_worker_of_their_own(backend: IsolatedB
     assert len(backend.process_ids) == 2
 
 
+def test_the_worker_without_peer_access_opens_before_its_first_step_and_is_set_up_once(
+    backend: IsolatedBackend, tmp_path: Path
+) -> None:
+    staged = Work(Operation.CE_WRITE, Variant.STAGED)
+    opened(backend)
+    backend.ready()
+    assert len(backend.process_ids) == 1  # nobody asked for staged copies
+    assert backend.can_run(staged, (0, 1)) is None
+    backend.ready()
+    assert len(backend.process_ids) == 2
+    assert outcomes(backend, [replace(step, work=staged) for step in copies(*[fake_worker.GOOD] * 2)]) == [""] * 2
+    log = worker_log(tmp_path)
+    assert log[log.index("open peers=False") :] == ["open peers=False", "reserve 4096", "staged 1024", "staged 2048"]
+
+
+def test_gpus_that_two_processes_cannot_open_cost_the_staged_copies_alone(
+    backend: IsolatedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the compute mode of one process."""
+    staged = Work(Operation.CE_WRITE, Variant.STAGED)
+    monkeypatch.setenv("FAKE_WORKER_OPEN", "once")
+    Path(os.environ["FAKE_WORKER_ONCE"]).touch()  # no later worker opens them
+    opened(backend)
+    backend.can_run(staged, (0, 1))
+    backend.ready()
+    one, plain = replace(COPY, work=staged), copies(fake_worker.GOOD)
+    failed, timed = outcomes(backend, [one, *plain])
+    assert (failed.endswith("CUDA does not show GPU1 to this process"), timed) == (True, ""), failed
+
+
 @pytest.mark.parametrize(
     ("title", "fate", "error_type"),
     [("wrong data", fake_worker.CORRUPT, DataCorruption), ("what nobody can do", fake_worker.USAGE, UsageError)],

@@ -106,6 +106,7 @@ class Supervised:
         self._waiting: deque[Step] = deque()
         self._sent = 0  # how many of the first waiting steps the child has
         self._warm = self._prepared = self._collects = False
+        self._bare = False  # the child has not been set up as the last one was
         self._failed_starts, self._last_failure = 0, BackendError()
         self._seconds: dict[tuple[Work, int, int, int], float] = {}
         self._loading_s: float | None = None  # the longest first step of its workers, which loads code
@@ -125,7 +126,7 @@ class Supervised:
         if self._child is None:
             # What NCCL prints on stdout under NCCL_DEBUG goes to our stderr: our stdout holds the page.
             self._child = Child(self._module, (), {**own_environment(), **self._extra}, stdout=_STDERR)
-            self._warm = self._prepared = self._collects = False
+            self._warm = self._prepared = self._collects = self._bare = False
 
     def ask(self, method: str, *arguments: object) -> object:
         """Return the answer to a question. Raises what the worker reports, BackendError if it is lost."""
@@ -154,7 +155,7 @@ class Supervised:
         """Reserve or prepare in this worker and in all later ones. Raises what the worker reports."""
         call = Call(method, (argument,))
         self._setup.append(call)
-        if self._child is not None:
+        if self._child is not None and not self._bare:
             self._prepared = self._prepared and method != "prepare"
             self._exchange(call)
 
@@ -239,17 +240,28 @@ class Supervised:
         self._live.send(call)
         return self._receive(_DOING[call.method])
 
-    def _reopen(self) -> None:
-        """Start a worker with the same setup as the last one. Raises StepFailed if that is not possible."""
+    def reopen(self) -> None:
+        """Start a worker for the planned GPUs, if none runs, and return at once; its first step waits for it.
+
+        Raises BackendError.
+        """
+        if self._child is not None:
+            return
         self.reap()  # else the new one would find the GPUs' memory still taken
         if self._opening is None:
             raise BackendError("no GPU was opened before the first step")
+        self.start()
+        self.open(self._opening)
+        self._bare = True
+
+    def _stand_by(self) -> None:
+        """Wait for a worker that is set up as the last one was. Raises StepFailed if that is not possible."""
         try:
-            self.start()
-            self.open(self._opening)
+            self.reopen()
             self.facts()
-            for call in self._setup:
+            for call in self._setup if self._bare else ():
                 self._exchange(call)
+            self._bare = False
         except CollbenchError as error:
             why = failure_of(error)
             raise StepFailed(failure=Failure(why.kind, Cause.NO_WORKER, because=why)) from error
@@ -262,8 +274,8 @@ class Supervised:
 
     def _outcome(self, step: Step, ahead: int) -> Timing:
         """Send the unsent steps, and return the first step's times. Raises what the worker reports, ChildLost."""
-        if self._child is None:
-            self._reopen()
+        if self._child is None or self._bare:
+            self._stand_by()
         if self._opens:
             self.facts()
         while self._sent < ahead and not self._refusal(self._waiting[self._sent]):
@@ -348,7 +360,7 @@ class IsolatedBackend(Backend):
         # Without peer access, for copies through host memory; it idles while the other worker times.
         self._staging = Supervised(module, timeouts, extra or {})
         self._devices: tuple[Device, ...] = ()
-        self._prepares = False
+        self._prepares = self._stages = False
 
     def start(self) -> None:
         """Start the worker and return at once. Raises UsageError if a variable would make its figures false."""
@@ -412,7 +424,9 @@ class IsolatedBackend(Backend):
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Skipped | None:
         """Return why these GPUs cannot run it, None if they can."""
-        return cast("Skipped | None", self._worker.ask("can_run", work, members))
+        refusal = cast("Skipped | None", self._worker.ask("can_run", work, members))
+        self._stages = self._stages or (work.variant is Variant.STAGED and refusal is None)
+        return refusal
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Start making communicators and return at once; every step waits for them, or `ready` does before."""
@@ -421,7 +435,10 @@ class IsolatedBackend(Backend):
             self._worker.set_up("prepare", groups)
 
     def ready(self) -> None:
-        """Wait for the communicators, if any are being made."""
+        """Wait for the communicators, if any are being made; the worker of staged copies opens the GPUs meanwhile."""
+        if self._stages:
+            with suppress(BackendError):  # the first staged copy starts it again, and says why it fails
+                self._staging.reopen()
         if self._prepares:
             with suppress(BackendError):  # the first collective's own failure says more
                 self._worker.ask("ready")
