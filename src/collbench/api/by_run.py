@@ -408,7 +408,7 @@ def find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
         return probe(criteria, refused, notices)
     run = as_now(found.run, criteria.present.states)
     if request.allow_busy and not criteria.all_wanted and len(criteria.candidates) > 1:
-        from collbench.choose.problem import left_out  # late: numpy
+        from collbench.choose.select import left_out  # late: numpy
 
         if len(left_out(run)) > len(left_out(run, allow_busy=True)):  # someone is
             return probe(criteria, "a saved run does not show what other processes use now: ", notices)

@@ -124,7 +124,7 @@ def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
 
 
 def _by_hand(device_list: str, max_age: timedelta, present: Present, notices: Notices) -> Chosen:
-    from collbench.choose.problem import left_out
+    from collbench.choose.select import left_out
 
     devices = device_names.select(present.every, device_list)
     cut = [device.tag for device in devices if device in present.mig]

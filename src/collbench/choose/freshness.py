@@ -101,7 +101,7 @@ def unfit(run: Run) -> str:
     A run of 8 bytes was not meant for choosing, and other jobs' load then is not today's load. Runs of only registered
     memory, or of communicators with a config, are for jobs that use the same.
     """
-    from collbench.choose.problem import left_out  # late: numpy
+    from collbench.choose.select import left_out  # late: numpy
     from collbench.judge.registration import kinds_of
 
     kinds = kinds_of(run)
