@@ -107,13 +107,6 @@ def test_what_is_slow_or_may_be_missing_is_not_loaded_with(module: str) -> None:
     assert started.stdout == "none\n"
 
 
-def test_the_doctor_loads_nothing_that_measures() -> None:
-    names = "{'collbench.measurement.plan', 'collbench.api.measuring'}"
-    code = f"import sys, collbench.cli.inspecting; print({names} & set(sys.modules) or 'none')"
-    started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert started.stdout == "none\n"
-
-
 def test_no_writer_of_json_writes_what_json_has_not() -> None:
     for path, text in texts().items():
         for node in ast.walk(parsed(text)):

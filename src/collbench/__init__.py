@@ -10,7 +10,6 @@ Importing collbench loads nothing: numpy, torch and CUDA come when needed.
 
 TYPE_CHECKING = False  # typing's, whose import takes milliseconds: Ctrl-C here would print a traceback
 if TYPE_CHECKING:
-    from collbench.api.inspecting import topo as topo
     from collbench.api.runs import check as check
     from collbench.api.runs import compare as compare
     from collbench.api.runs import explain as explain
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collbench.api.runs import rank as rank
     from collbench.api.runs import runs as runs
     from collbench.api.runs import tails as tails
+    from collbench.api.topology import topo as topo
     from collbench.cli.calls import measure as measure
     from collbench.cli.calls import select as select
     from collbench.cli.calls import train_command as train_command
@@ -46,7 +46,7 @@ _HOMES = {
     "runs": "api.runs",
     "select": "cli.calls",
     "tails": "api.runs",
-    "topo": "api.inspecting",
+    "topo": "api.topology",
     "train_command": "cli.calls",
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,13 @@ from tests.native.fakes import Fakes
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "doctor.schema.json").read_text(encoding="utf-8"))
+
+
+def test_it_loads_nothing_that_measures() -> None:
+    names = "{'collbench.measurement.plan', 'collbench.api.measuring'}"
+    code = f"import sys, collbench.preflight.command; print({names} & set(sys.modules) or 'none')"
+    started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert started.stdout == "none\n"
 
 
 def findings(text: str) -> dict[str, dict[str, Any]]:

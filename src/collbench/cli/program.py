@@ -42,7 +42,7 @@ _GROUPS = {
         },
     },
     "Read": {
-        "topo": ("cli.inspecting", "Print the labels of all paths, or explain one pair."),
+        "topo": ("cli.topo", "Print the labels of all paths, or explain one pair."),
         "runs": ("cli.runs", "List the saved runs, newest first."),
         "show": ("cli.runs", "Print a saved run again, its ranking, or maps of one operation."),
         "report": ("cli.runs", "Make one HTML page of saved runs."),

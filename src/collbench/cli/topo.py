@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from collbench.api import inspecting
+from collbench.api import topology
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, echo_sentence, is_json, json_option, prose_width
@@ -38,7 +38,7 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
         raise UsageError(
             f"topo explains two devices or shows all, but {len(pair)} was given: write 'collbench topo 0 1'"
         )
-    topology_shown = inspecting.topo(file, backend=backend, fabric=fabric, notices=NOTICES)
+    topology_shown = topology.topo(file, backend=backend, fabric=fabric, notices=NOTICES)
     paths = topology_shown.paths
     if pair:
         from collbench.machine import device_names  # late, as the next: most calls show all labels
