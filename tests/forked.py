@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
 import pytest
+from hypothesis.internal.charmap import charmap
 
 _FORK = multiprocessing.get_context("fork")
 # What nearly every process would load later.
@@ -56,6 +57,7 @@ def _started(session: pytest.Session) -> dict[Connection, int]:
     """Return the processes that run the tests, by what they report to."""
     for module in _LOADED_LATER:
         importlib.import_module(module)
+    charmap()  # hypothesis makes this table once for each clone: 3 s
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     begun, children = _FORK.Value("l", 0), {}
     for number in range(session.config.option.jobs):

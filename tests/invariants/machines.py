@@ -50,8 +50,8 @@ COLLECTIVES = tuple(Work(operation) for operation in Operation if operation.is_c
 
 
 def tried(share: float = 1.0) -> Callable[[Any], Any]:
-    """Return how many machines a property is tried on: a share of the variable's, else of 10."""
-    many = max(1, int((_MANY or 10) * share))
+    """Return how many machines a property is tried on: a share of the variable's, else of 6."""
+    many = max(1, int((_MANY or 6) * share))
     # A smaller seed is not a simpler machine, so shrinking gains nothing and takes minutes.
     phases = (Phase.explicit, Phase.generate)
     return settings(max_examples=many, derandomize=not _MANY, deadline=None, database=None, phases=phases)

@@ -103,13 +103,12 @@ def test_a_calls_exposed_time_is_waiting_and_transfer(job: Job) -> None:
                 assert row.exposed_waiting < 0.1 * row.exposed
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_ranks_on_one_gpu_have_the_figures_of_their_kernels(kind: str, tmp_path: Path) -> None:
+def test_two_ranks_on_one_gpu_have_the_figures_of_their_kernels(tmp_path: Path) -> None:
     """Time slices of one GPU stretch all kernels, and NCCL takes the ranks for two hosts."""
     with tarfile.open(ONE_GPU / "traces.tar") as archive:
-        members = [member for member in archive if member.name.removeprefix("./").startswith(f"{kind}-marks/trace-")]
+        members = [member for member in archive if member.name.removeprefix("./").startswith("fsdp2-marks/trace-")]
         archive.extractall(tmp_path, members, filter="data")
-    traces = sorted((tmp_path / f"{kind}-marks").glob("trace-*.json.gz"))
+    traces = sorted((tmp_path / "fsdp2-marks").glob("trace-*.json.gz"))
     job = job_of(read(traces))
     overview = report(job)
     assert overview is not None

@@ -44,8 +44,10 @@ def kept_jobs() -> dict[str, str]:
 def test_every_kept_job_has_the_figures_of_its_calls() -> None:
     assert len(kept_jobs()) >= 47
     for name, text in kept_jobs().items():
-        assert_figures(name, text)
-        assert_rows(name, text)
+        job = job_file.loads(text, name)
+        shown = page.as_json(api.report(job))
+        assert_figures(raw := json.loads(text), job.steps.source is not None, shown)
+        assert_rows(raw, shown)
 
 
 def steps_of(phase: dict[str, Any], keep: set[int]) -> list[float]:
@@ -56,18 +58,15 @@ def steps_of(phase: dict[str, Any], keep: set[int]) -> list[float]:
     return [(late - early) / (after - before) for (before, early), (after, late) in pairwise(begins)]
 
 
-def assert_figures(name: str, text: str) -> None:
+def assert_figures(raw: dict[str, Any], has_steps: bool, shown: dict[str, Any]) -> None:
     """Assert that figures are those of the calls."""
-    raw = json.loads(text)
-    job = job_file.loads(text, name)
-    shown = page.as_json(api.report(job))
     for row in shown["ranks"]:
         step, kernels, waiting = (row[f"{name}_seconds"] for name in ("step", "kernels", "waiting"))
         assert waiting is None or kernels is None or 0 <= waiting <= kernels
         assert kernels is None or step is None or kernels <= step
     for call in shown["calls"]:
         assert call["transfer_seconds"] is None or call["transfer_seconds"] <= call["kernel_seconds"]
-    if job.steps.source is None:
+    if not has_steps:
         assert all(row["step_seconds"] is None for row in shown["ranks"])
         return
     for rank, row in zip(raw["ranks"], shown["ranks"], strict=True):
@@ -93,12 +92,11 @@ def assert_figures(name: str, text: str) -> None:
             assert row["kernels_seconds"] * 1e6 == pytest.approx(median(busy), rel=0.15)
 
 
-def assert_rows(name: str, text: str) -> None:
+def assert_rows(raw: dict[str, Any], shown: dict[str, Any]) -> None:
     """Assert that rows add up to the step, and that waiting names the late rank, by the file's own step.
 
     That is by medians of the sums of its kernels, and of the shortest ones.
     """
-    raw = json.loads(text)
     steps = [rank.get("step") for rank in raw["ranks"]]
     if not all(steps):
         return
@@ -106,7 +104,6 @@ def assert_rows(name: str, text: str) -> None:
     common = sorted(set.intersection(*map(set, kept)) - {0})
     if not all(own[number] and all(own[number]) for own in kept for number in common):
         return
-    shown = page.as_json(api.report(job_file.loads(text, name)))
     least = [[min(times) for times in zip(*(own[number] for own in kept), strict=True)] for number in common]
     for field, times in (("kernel_seconds", [kept[0][number] for number in common]), ("transfer_seconds", least)):
         whole = median(map(sum, times))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -73,8 +74,13 @@ def _alike(found: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> bool:
     return len(found) == len(wanted) and any(found[at:] + found[:at] == wanted for at in range(max(1, len(found))))
 
 
-@pytest.mark.parametrize("way", ["host", "gpu", "marks"])
-@pytest.mark.parametrize("name", scenarios.SCENARIOS)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *product(scenarios.SCENARIOS, ("host", "gpu")),
+        *product(("evaluation", "warm-up", "tp-dp", "pipeline"), ["marks"]),
+    ],
+)
 def test_a_scenarios_step_is_right_or_not_claimed(name: str, way: str, tmp_path: Path) -> None:
     if way == "host":
         made, job = on_the_host(name, 0)

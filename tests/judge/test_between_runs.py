@@ -71,7 +71,7 @@ def test_history_shows_what_is_each_points_own_or_that_of_each_work(point: float
     rng = np.random.default_rng(20)
     found = [
         shown_by([run_with(rng, 0.0, point=point, works=works_at_random(rng, of_works)) for _ in range(6)])
-        for _ in range(30)
+        for _ in range(15)
     ]
     assert np.mean([one.point**2 for one in found]) == pytest.approx(point**2, rel=0.25, abs=2e-6)
     assert np.mean([one.work**2 for one in found]) == pytest.approx(of_works**2, rel=0.35, abs=6e-6)
@@ -87,7 +87,7 @@ def test_points_or_works_that_vary_have_not_changed_with_history(count: int, of_
     point = 0.0 if of_works else 0.02
     runs = [
         [run_with(rng, 0.0, count=count, point=point, works=works_at_random(rng, of_works)) for _ in range(7)]
-        for _ in range(30)
+        for _ in range(30 if count == 2 else 10)
     ]
     assert not any(changed(compare(base, new, FAIL, None, earlier)) for base, new, *earlier in runs)
 
@@ -135,7 +135,7 @@ def test_too_few_links_to_show_variation_are_undecided_but_for_a_large_change(ow
 @pytest.mark.parametrize("history", [0, 5])
 def test_all_links_that_vary_together_have_not_changed(history: int) -> None:
     rng = np.random.default_rng(4)
-    runs = [[run_with(rng, 0.0, 0.015) for _ in range(2 + history)] for _ in range(40)]
+    runs = [[run_with(rng, 0.0, 0.015) for _ in range(2 + history)] for _ in range(20)]
     assert sum(changed(compare(base, new, FAIL, None, earlier)) for base, new, *earlier in runs) <= 1
 
 
@@ -196,10 +196,11 @@ def works_at_random(rng: np.random.Generator, sigma: float, collectives: float =
 @pytest.mark.parametrize("count", [4, 8])
 def test_works_that_vary_on_all_links_together_have_not_changed(count: int) -> None:
     rng = np.random.default_rng(17)
-    runs = [[run_with(rng, 0.0, count=count, works=works_at_random(rng, 0.02)) for _ in range(2)] for _ in range(20)]
+    many = 80 // count**2 * 4
+    runs = [[run_with(rng, 0.0, count=count, works=works_at_random(rng, 0.02)) for _ in range(2)] for _ in range(many)]
     found = [compare(base, new, FAIL) for base, new in runs]
     assert sum(map(changed, found)) <= 1
-    assert sum("as these two runs show" in runs_vary(one) for one in found) >= 15
+    assert sum("as these two runs show" in runs_vary(one) for one in found) >= 0.75 * many
 
 
 @pytest.mark.parametrize(("sigma", "least"), [(0.0, 10), (0.005, 8)])

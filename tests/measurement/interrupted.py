@@ -11,7 +11,7 @@ from collbench.model.run import Run
 from collbench.runfile import run_file
 
 # Of each line so many times, and the last: a sweep runs most of its lines for every trial.
-_FIRST = 3
+_FIRST = 2
 
 
 class _CtrlC:
