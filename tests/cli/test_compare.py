@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from collbench.model.operations import Operation
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
 from tests.cli.program import Program
-from tests.judge.runs import RESULTS, copies, recorded, scaled
+from tests.judge.runs import RESULTS, copies, recorded_text, scaled
 from tests.report.pages import shows
 
 ROOT = Path(__file__).parents[2]
@@ -23,9 +24,9 @@ PAGES = ("compare.md", "normal.md", "exchange.md")
 PAGE = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in PAGES)
 
 
-@pytest.fixture
-def files(program: Program) -> None:
-    """Saved runs: a base, the same again, one slower on pair 1-3, one of CPU cores, a simulated one."""
+@cache
+def texts() -> dict[str, str]:
+    """Return runs: a base, the same again, one slower on pair 1-3, one of CPU cores, a simulated one."""
     slow = copies(lambda a, b: 0.9 if {a, b} == {1, 3} else 1.0, seed=2)
     runs = {
         "base": copies(),
@@ -36,8 +37,14 @@ def files(program: Program) -> None:
         "sim": replace(copies(), backend="sim"),
         "sim2": replace(scaled(copies(), 2), backend="sim"),
     }
-    for name, run in runs.items():
-        run_file.save(run, Path(f"{name}.json"))
+    return {name: run_file.dumps(run) for name, run in runs.items()}
+
+
+@pytest.fixture
+def files(program: Program) -> None:
+    """Saved runs."""
+    for name, text in texts().items():
+        Path(f"{name}.json").write_text(text, encoding="utf-8")
 
 
 @pytest.mark.usefixtures("files")
@@ -87,7 +94,7 @@ def test_what_cannot_be_compared_is_refused(program: Program, title: str, args: 
 
 
 def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: Program) -> None:
-    run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), Path("no-p2p.json"))
+    Path("no-p2p.json").write_text(recorded_text("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), encoding="utf-8")
     for options in ([], ["-v"]):
         result = program("compare", *options, "no-p2p.json", "--reference")
         first_line = result.out.splitlines()[0]
@@ -125,6 +132,13 @@ def examples() -> list[list[str]]:
     return [shlex.split(line) for line in lines if "before.json" not in line and "after.json" not in line]
 
 
+@cache
+def days() -> dict[str, str]:
+    """Return a run of each of three days."""
+    runs = (replace(copies(seed=day), started=f"2026-03-0{day + 2}T00:00:00Z") for day in range(3))
+    return dict(zip(("monday", "tuesday", "wednesday"), map(run_file.dumps, runs), strict=True))
+
+
 @pytest.fixture
 def documented(program: Program) -> None:
     """The files that the pages mention, made from real runs."""
@@ -132,9 +146,9 @@ def documented(program: Program) -> None:
     shutil.copy(RESULTS / "2026-11-21-4xh200" / "allreduce.json", "allreduce.json")
     shutil.copy(RESULTS / "2026-11-21-4xh200-judging" / "pairs.json", "base.json")
     shutil.copy(RESULTS / "2026-11-23-1xh200-jax" / "job-gpu-times.json", "job.json")
-    run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), Path("new.json"))
-    for day, name in enumerate(("monday", "tuesday", "wednesday")):
-        run_file.save(replace(copies(seed=day), started=f"2026-03-0{day + 2}T00:00:00Z"), Path(f"{name}.json"))
+    Path("new.json").write_text(recorded_text("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), encoding="utf-8")
+    for name, text in days().items():
+        Path(f"{name}.json").write_text(text, encoding="utf-8")
 
 
 @pytest.mark.usefixtures("documented")
@@ -170,8 +184,8 @@ def test_history_is_counted_and_refused_where_it_shows_nothing(program: Program)
 
 def test_the_first_line_names_a_change_that_a_row_shows_and_how_many_are_undecided(program: Program) -> None:
     """Two sessions on other GPUs, in one of which a job ran: small and large messages lost different shares."""
-    run_file.save(recorded("2026-11-21-4xh200-peers/pairs.json"), Path("idle.json"))
-    run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:busy.json"), Path("busy.json"))
+    Path("idle.json").write_text(recorded_text("2026-11-21-4xh200-peers/pairs.json"), encoding="utf-8")
+    Path("busy.json").write_text(recorded_text("2026-11-21-4xh200-judging/runs.tar.gz:busy.json"), encoding="utf-8")
     page = program("compare", "idle.json", "busy.json").out
     named = re.search(r"^Regression: (\S+) at (\S+) (on average|\S+): (\d+\.\d)% slower,", page, re.MULTILINE)
     assert named is not None
@@ -186,8 +200,8 @@ def test_the_first_line_names_a_change_that_a_row_shows_and_how_many_are_undecid
 
 def test_a_variable_that_took_nine_tenths_from_all_pairs_is_no_variation_of_some_pairs(program: Program) -> None:
     """Copies do not change, so most data points are undecided, and pairs' means over all works say little."""
-    run_file.save(recorded("2026-11-21-4xh200-peers/pairs.json"), Path("p2p.json"))
-    run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), Path("no-p2p.json"))
+    Path("p2p.json").write_text(recorded_text("2026-11-21-4xh200-peers/pairs.json"), encoding="utf-8")
+    Path("no-p2p.json").write_text(recorded_text("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), encoding="utf-8")
     others, slower = program("compare", "p2p.json", "no-p2p.json").out.splitlines()[:2]
     assert others == "other devices: 4 × NVIDIA H200"
     lost = re.match(r"Regression: all collectives at 1G on average: (\d+\.\d)% to (\d+\.\d)% slower, ", slower)
@@ -201,8 +215,8 @@ def test_a_variable_that_took_nine_tenths_from_all_pairs_is_no_variation_of_some
 
 def test_what_is_undecided_beside_a_busy_base_is_blamed_on_that_run(program: Program) -> None:
     """The other job was on GPU0 and GPU1: every pair but GPU2-GPU3 has one of these."""
-    run_file.save(recorded("2026-11-21-4xh200-judging/pairs.json"), Path("idle.json"))
-    run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:busy.json"), Path("busy.json"))
+    Path("idle.json").write_text(recorded_text("2026-11-21-4xh200-judging/pairs.json"), encoding="utf-8")
+    Path("busy.json").write_text(recorded_text("2026-11-21-4xh200-judging/runs.tar.gz:busy.json"), encoding="utf-8")
     first = program("compare", "busy.json", "idle.json").out.partition("\n")[0]
     assert "undecided because busy.json was disturbed: CONTENTION another process was on GPU0 in 2292 of" in first
     assert first.endswith("; 5 of 6 pairs are more than 5% faster.")

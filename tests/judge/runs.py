@@ -6,6 +6,7 @@ import gzip
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import permutations
 from pathlib import Path as File
 
@@ -78,14 +79,20 @@ def _scaled(found: Measurement, factor: float) -> Measurement:
 
 def recorded(name: str) -> Run:
     """Return a committed run: a path below benchmarks/results, gzipped, or "archive.tar.gz:member"."""
+    return run_file.loads(recorded_text(name), name)
+
+
+@cache
+def recorded_text(name: str) -> str:
+    """Return the text of such a run."""
     path, _, member = name.partition(":")
     if member:
         with tarfile.open(RESULTS / path) as archive:
             inside = archive.extractfile(next(one for one in archive.getnames() if one.endswith(member)))
             assert inside is not None
-            return run_file.loads(inside.read().decode(), name)
+            return inside.read().decode()
     data = (RESULTS / path).read_bytes()
-    return run_file.loads((gzip.decompress(data) if path.endswith(".gz") else data).decode(), name)
+    return (gzip.decompress(data) if path.endswith(".gz") else data).decode()
 
 
 def reported(comparison: Comparison) -> set[tuple[str, str]]:
