@@ -63,8 +63,6 @@ def test_a_short_page_says_which_gpu_is_late_once(tmp_path: Path) -> None:
     lines = [line for line in shown.splitlines() if line.startswith("late ")]
     (line,) = map(str.split, lines)
     assert line[1:7] == ["of", "8", "ranks,", "GPU3", "arrives", "50.00"]
-    on_time = collbench.measure("latency", layers=1, backend="sim", fabric="hgx-h200", seed=1)
-    assert "\nlate " not in text(page(Diagnosis(on_time)), verbose=False)
 
 
 def test_json_says_the_same_and_follows_its_schema() -> None:
