@@ -57,7 +57,7 @@ def bullets(*texts: str) -> str:
 def trust() -> str:
     """Return the README's list of how far its figures agree."""
     copies, farthest = agreement.copies(agreement.PEERS, 4, 3)
-    four, two = agreement.collectives(agreement.PEERS, 4, 3), agreement.collectives(agreement.NATIVE, 2, 2)
+    four, two = agreement.collectives(agreement.PEERS, 4, 3), agreement.collectives(agreement.TWO, 2, 3)
     engine = copies.select("ce-")
     every = jobs.errors()["all"]
     return bullets(

@@ -26,9 +26,7 @@ from . import files
 Row = tuple[str, str, str, str]  # what, measured, bar, file below benchmarks/results
 
 PEERS = "2026-11-21-4xh200-peers/versus-raw-3.tar.gz"
-NATIVE = "2026-11-22-2xh200-native/raw.tar.gz"
-REGISTRATION = "2026-11-22-2xh200-job/registration/raw.tar.gz"
-SKEW = "2026-11-22-2xh200-skew/raw.tar.gz"
+TWO = "2026-11-29-2xh200-whole/peers-raw.tar.gz"
 HOST = "2026-11-22-2xh200-job/host"
 TAILS = "2026-11-22-2xh200-job/tails/tails.json.gz"
 CHASE = "2026-11-22-2xh200/session.txt"
@@ -114,8 +112,8 @@ def range_of(ratios: Sequence[float], digits: int = 3) -> str:
 def table() -> list[Row]:
     """Return the rows of the comparison with the peers."""
     four, four_worst = copies(PEERS, 4, 3)
-    two, two_worst = copies(NATIVE, 2, 2)
-    first, second = collectives(PEERS, 4, 3), collectives(NATIVE, 2, 2)
+    two, two_worst = copies(TWO, 2, 3)
+    first, second = collectives(PEERS, 4, 3), collectives(TWO, 2, 3)
     farthest = [max(one.select("ce-"), key=lambda ratio: abs(ratio - 1)) for one in (four_worst, two_worst)]
     slow = sum(ratio < 1 - LARGE_BAR for ratio in first.select("launch", large=True))
     rows = [
@@ -129,13 +127,13 @@ def table() -> list[Row]:
             "the same, 2 GPUs, another session",
             f"{range_of(two.select('ce-'), 4)}; {farthest[1]:.4f}",
             "0.5%, missed by a link",
-            NATIVE,
+            TWO,
         ),
         (
             "copies by kernel, 2 GPUs: write; read",
             f"{range_of(two.select('sm-write'), 4)}; {range_of(two.select('sm-read'), 4)}",
             "not slower, reads miss it",
-            NATIVE,
+            TWO,
         ),
         (
             "launch loop over plain nccl-tests, six collectives, from 16M, 2 and 4 GPUs",
@@ -147,7 +145,7 @@ def table() -> list[Row]:
             "the same, 2 GPUs, another session",
             second.within("launch", large=True),
             "1%",
-            NATIVE,
+            TWO,
         ),
         (
             "the same, 64K to 4M, 2 and 4 GPUs",
@@ -183,38 +181,38 @@ def _not_slower(ratios: Sequence[float]) -> str:
 
 
 def _registration() -> list[Row]:
-    with files.session(REGISTRATION, 2, 1) as bench:
+    with files.session(TWO, 2, 3) as bench:
         # Rows are "allreduce, window, 64K, graph".
         compared = _compared(registration(bench))
     large = compared.select(large=True)
     return [
         (
             "registered buffers and windows over nccl-tests `-R 1`, `-R 2`, four collectives, 2 GPUs, from 16M, "
-            "launch and graph, one repeat",
+            "launch and graph",
             f"{compared.within(large=True)}, all {range_of(large)}",
             "1%",
-            REGISTRATION,
+            TWO,
         ),
         (
             "the same, 64K to 4M: graph replay; launch loop",
             f"{compared.within('graph', large=False)}; {compared.within('launch', large=False)}",
             "5%, missed",
-            REGISTRATION,
+            TWO,
         ),
     ]
 
 
 def _skew() -> list[Row]:
-    with files.session(SKEW, 2, 1) as bench:
+    with files.session(TWO, 2, 2) as bench:
         compared = _compared(skew(bench))
     return [
         (
-            "all-to-all-v over `alltoallv_perf`, three matrices, 2 GPUs, one repeat: launch loop from 16M; below; "
+            "all-to-all-v over `alltoallv_perf`, three matrices, 2 GPUs: launch loop from 16M; below; "
             "graph replay from 16M",
             f"{range_of(compared.select('launch', large=True))}; {range_of(compared.select('launch', large=False))}; "
             f"{range_of(compared.select('graph', large=True))}",
             "1%; 5%, missed; 1%, missed",
-            SKEW,
+            TWO,
         )
     ]
 
