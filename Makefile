@@ -47,7 +47,7 @@ pairs: $(INSTALLED) build  ## install, then measure every pair of this machine's
 	@$(BIN)/collbench pairs $(ARGS)
 
 test: $(INSTALLED)-test bytecode $(INSTALLED)-browser  ## install, then run every test that needs no GPU
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --ignore=tests/gpu --jobs $(JOBS) $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --ignore=tests/gpu --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 # Tests start hundreds of processes, which would each compile all our modules in an image that forbids bytecode. One
 # process compiles the large packages before several load them at once; in a fresh clone a second one compiles the

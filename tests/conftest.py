@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from tests.cli.program import Program
 from tests.native.fakes import Fakes, build
 
-pytest_plugins = ("tests.browser", "tests.forked")
+pytest_plugins = ("tests.browser",)
 
 # Twenty examples, always the same: a fault that only one in a hundred shows deserves its own test. Many
 # others: make test ARGS='-m hypothesis --hypothesis-profile=thorough'
@@ -32,7 +32,7 @@ settings.load_profile("collbench")
 # Several processes share two cores, where the threads of OpenBLAS would busy-wait for each other. Set before
 # any test loads numpy, and passed on to what tests start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.pop("COLUMNS", None)  # pages in pipes obey it
+os.environ.pop("COLUMNS", None)  # xdist sets it in its processes, and pages in pipes obey it
 
 # Collecting creates a million objects that all stay: scanning them repeatedly would free nothing.
 gc.disable()
@@ -57,7 +57,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """End this run's servers. Those that several processes of tests share end with the first one (tests/forked.py)."""
+    """End this run's servers. Servers that pytest-xdist's processes share end with its first process."""
     for socket, process in () if "PYTEST_XDIST_WORKER" in os.environ else _SERVERS:
         process.kill()
         process.wait()
@@ -76,7 +76,7 @@ def own_environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def built_fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
-    """Simulated GPUs with every library, compiled once for all processes of tests."""
+    """Simulated GPUs with every library, compiled once for all processes that pytest-xdist starts."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fakes"
     with _alone("fakes"):
@@ -94,7 +94,7 @@ def fakes(built_fakes: Fakes, tmp_path: Path) -> Fakes:
 
 
 def _test_run() -> int:
-    """Return the id of this test run's first process."""
+    """Return the id of this test run's main process: pytest-xdist's first, or this one."""
     return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
 
 

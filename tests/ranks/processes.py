@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
 from collbench.model.run import Run
@@ -25,12 +24,10 @@ STORE_ONLY = Path(__file__).with_name("store_only")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "TORCHELASTIC_", "GLOO_")
 
 
-@cache
-def _ports() -> Iterator[int]:
-    """Return the ports of this process of tests: one is free until a launcher listens, some time after it was given."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    return iter(range(20_000 + os.getppid() % 10_000 + worker, 32_768, workers))
+# A port is free until a launcher listens, some time after it was given one, so each of pytest's workers has its own.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_PORTS = iter(range(20_000 + os.getppid() % 10_000 + _WORKER, 32_768, _WORKERS))
 
 
 def free_port() -> int:
@@ -38,7 +35,7 @@ def free_port() -> int:
 
     Each call returns another, because a launcher listens some time after it was given one.
     """
-    for port in _ports():
+    for port in _PORTS:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise AssertionError("no port is free")
