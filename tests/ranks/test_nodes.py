@@ -48,9 +48,10 @@ def test_three_hosts_on_reported_switches_are_measured_in_pairs_and_some_are_cho
     assert any(line.startswith("chosen    n") for line in out.splitlines())
     assert "sim" not in out
     run = the_run(tmp_path)
-    assert {frozenset(measurement.point.members) for measurement in run.measurements} == {
-        frozenset(pair) for pair in ((0, 1), (0, 2), (1, 2))
-    }
+    pairs = {frozenset(measurement.point.members) for measurement in run.measurements}
+    within, across = frozenset((0, 1)), {frozenset((0, 2)), frozenset((1, 2))}
+    # Each of four rounds between leaves draws one of two pairs: perhaps the same one each time.
+    assert pairs in ({within, *drawn} for drawn in (across, *({pair} for pair in across)))
     assert run.complete
 
 
