@@ -40,6 +40,7 @@ def test_no_noise_lifts_a_copy_through_host_memory_above_its_slots(monkeypatch: 
         ("slow direction", "normal", 11, (4, 9)),
         ("slow socket link one way", "normal", 11, (4, 9)),
         ("slow root", "normal", 11, (4, 9)),
+        ("slow uplink", "two modes", 41, (3, 7)),  # only the mean of all copies below shows it
     ],
 )
 def test_a_fault_on_which_the_judge_once_erred_is_named(

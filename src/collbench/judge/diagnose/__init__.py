@@ -140,7 +140,7 @@ def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> s
     """Return a clause on what is much slower than its like and yet no verdict, "" if nothing is.
 
     Trials that vary much leave open whether a pair is slow; and copies with host memory whether a slot is, or memory
-    lies at another socket.
+    lies at another socket where that is not known.
     """
     for alike in _copies_alike(facts, rates):
         if far := _far_from_median(alike):
@@ -150,13 +150,15 @@ def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> s
             return f"{link} reaches {rates_of}, and noise leaves open whether it is slow"
     for hosts in with_host_memory(facts):
         for alike in grouped((likeness(facts, reading.members), reading) for reading in hosts).values():
-            if far := _far_from_median(alike):
-                low, usual = far
+            if below := _far_from_median(alike):
+                low, usual = below
                 slow = sorted(reading.members[0] for reading in alike if reading.gbs < _UNLIKE * usual)
                 one = ("copies", "it", "its slot is")
                 copy, them, slots = one if len(slow) == 1 else ("copy", "them", "their slots are")
                 rates_of = f"{figure(low.gbs)} GB/s where GPUs like {them} reach {figure(usual)}"
-                why = f"{slots} slow, or an uplink above, or that memory is at another socket"
+                nodes = {device.numa_node for device in facts.run.devices}
+                may_be_far = low.work.numa_node is None and (len(nodes) > 1 or None in nodes)
+                why = f"{slots} slow, or an uplink above{', or that memory is at another socket' if may_be_far else ''}"
                 return f"{tags(slow, facts.run.devices)} {copy} with host memory at {rates_of}: {why}"
     return ""
 

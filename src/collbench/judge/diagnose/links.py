@@ -63,6 +63,8 @@ _ONE_WAY = -math.log(0.9)
 _MAX_STAGED = 0.70
 # With fewer trials of healthy peers, those of other labels and works tell what noise is like.
 _ENOUGH_TRIALS = 12
+# docs/method/verdicts.md 5: a quarter, of copies with host memory that should be equal.
+_WITH_HOST = math.log(5 / 4)
 # docs/method/verdicts.md 5: copies with memory of another node reach two thirds of those with the own one, estimated.
 _FAR_MEMORY = -math.log(0.4)
 # Up to this many times the peers' lowest trial only ranks count; beyond, the tail of exponential noise.
@@ -138,32 +140,55 @@ def outliers(facts: Facts) -> Iterator[Verdict]:
 
 
 def below_elements(facts: Facts) -> Iterator[Verdict]:
-    """Yield the elements shared by links below which copies with host memory are slower than others' by a third.
+    """Yield the elements shared by links below which copies with host memory are slower than others' by a quarter.
 
     Labels imply no rate of a link between switches: if all links across are slow, only these copies show it. Those of
     another socket need two thirds if it is unknown on which one memory lies.
     """
-    slow = [gap for hosts in with_host_memory(facts) for gap in _slow_with_host(facts, hosts)]
+    gaps = {threshold: [*_gaps_with_host(facts, threshold)] for threshold in (_WITH_HOST, REMOTE_GAP)}
     sure = frozenset[Link]()  # what crosses a surer element is another verdict's
-    for element in blamed(facts, over_nvlink=False, collective=False) if slow else ():
+    far = any(gap.gap > threshold for threshold, some in gaps.items() for gap in some)
+    for element in blamed(facts, over_nvlink=False, collective=False) if far else ():
         links, sure = element.links - sure or element.links, sure | element.links
-        ours = [gap for gap in slow if element.slows(gap.reading)]
+        below = ((threshold, [gap for gap in some if element.slows(gap.reading)]) for threshold, some in gaps.items())
+        ours = [gap for threshold, some in below for gap in _certain_below(facts, some, threshold)]
         if not ours or not element.shared:
             continue
         worst, works = max(ours, key=lambda gap: gap.gap), names(gap.reading.work for gap in ours)
         blame, likely = on_element(facts, element, links), element.cause(facts.run)
-        gaps = [gap for gap in ours if gap.reading.work.operation is worst.reading.work.operation]
-        normal = median(gap.normal for gap in gaps)
-        text = f"{_below(facts, gaps, normal)} below the {figure(normal)} GB/s of the best PCIe links ({works})"
-        yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, gaps, text, likely)
+        alike = [gap for gap in ours if gap.reading.work.operation is worst.reading.work.operation]
+        normal = median(gap.normal for gap in alike)
+        text = f"{_below(facts, alike, normal)} below the {figure(normal)} GB/s of the best PCIe links ({works})"
+        yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, alike, text, likely)
 
 
-def _slow_with_host(facts: Facts, hosts: Sequence[Reading]) -> Iterator[Gap]:
-    by_socket = grouped((sockets_of(facts, reading), reading) for reading in hosts)
-    groups = [(STAGED_GAP, readings) for readings in by_socket.values()]
-    for threshold, readings in (*groups, (REMOTE_GAP, hosts)) if len(by_socket) > 1 else groups:
-        gaps = (gap for each in _peers(facts, readings) for gap in each.gaps(each.deviations))
-        yield from (gap for gap in gaps if gap.gap - facts.readings.z * gap.error > threshold)
+def _gaps_with_host(facts: Facts, threshold: float) -> Iterator[Gap]:
+    """Yield how far copies with host memory lie below those that a threshold is for: of their socket, or of all."""
+    for hosts in with_host_memory(facts):
+        by_socket = grouped((sockets_of(facts, reading), reading) for reading in hosts)
+        of_all = [hosts] if len(by_socket) > 1 else []
+        for readings in by_socket.values() if threshold == _WITH_HOST else of_all:
+            yield from (gap for each in _peers(facts, readings) for gap in each.gaps(each.deviations))
+
+
+def _certain_below(facts: Facts, gaps: Sequence[Gap], threshold: float) -> Sequence[Gap]:
+    """Return the gaps below one element that exceed a threshold significantly; all of them if their mean does."""
+    together = bool(gaps) and all(gap.gap > 0 for gap in gaps) and _lie_below(facts, gaps, threshold)
+    return gaps if together else [gap for gap in gaps if gap.gap - facts.readings.z * gap.error > threshold]
+
+
+def _lie_below(facts: Facts, gaps: Sequence[Gap], threshold: float) -> bool:
+    """Return whether the mean of operations' mean gaps exceeds a threshold significantly.
+
+    Gaps of an operation have the error of the peers that they are held against in common, their own ones not.
+    """
+    errors, means = [], []
+    for alike in grouped((gap.reading.work.operation, gap) for gap in gaps).values():
+        own = math.hypot(*(gap.reading.error for gap in alike)) / len(alike)
+        common = max(gap.error**2 - gap.reading.error**2 for gap in alike)
+        errors.append(math.sqrt(own**2 + common))
+        means.append(fmean(gap.gap for gap in alike))
+    return fmean(means) - facts.readings.z * math.hypot(*errors) / len(errors) > threshold
 
 
 def far_memory(facts: Facts) -> Iterator[Verdict]:
