@@ -4,7 +4,8 @@
     python benchmarks/kept_runs.py [--results DIR]
 
 Prints each run with a verdict that is more than information. Runs that were disturbed on purpose say so in their names:
-"busy" (a competing job), "full" (a GPU without memory), "cut" (an interrupt), "nop2p" and "no-p2p" (NCCL_P2P_DISABLE).
+"busy" (a competing job), "full" (a GPU without memory), "cut" and "killed" (an interrupt), "nop2p" and "no-p2p"
+(NCCL_P2P_DISABLE).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from compare_repeats import RESULTS, recorded
 from collbench.judge import diagnose
 from collbench.judge.diagnose import Severity
 
-ON_PURPOSE = ("busy", "full", "cut", "nop2p", "no-p2p", "slow", "uneven", "staged")
+ON_PURPOSE = ("busy", "full", "cut", "killed", "nop2p", "no-p2p", "slow", "uneven", "staged")
 
 
 def main() -> None:
