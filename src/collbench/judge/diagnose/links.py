@@ -145,7 +145,8 @@ def below_elements(facts: Facts) -> Iterator[Verdict]:
     Labels imply no rate of a link between switches: if all links across are slow, only these copies show it. Those of
     another socket need two thirds if it is unknown on which one memory lies.
     """
-    gaps = {threshold: [*_gaps_with_host(facts, threshold)] for threshold in (_WITH_HOST, REMOTE_GAP)}
+    of_socket, of_all = _gaps_with_host(facts)
+    gaps = {_WITH_HOST: of_socket, REMOTE_GAP: of_all}  # by the threshold
     sure = frozenset[Link]()  # what crosses a surer element is another verdict's
     far = any(gap.gap > threshold for threshold, some in gaps.items() for gap in some)
     for element in blamed(facts, over_nvlink=False, collective=False) if far else ():
@@ -162,13 +163,21 @@ def below_elements(facts: Facts) -> Iterator[Verdict]:
         yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, alike, text, likely)
 
 
-def _gaps_with_host(facts: Facts, threshold: float) -> Iterator[Gap]:
-    """Yield how far copies with host memory lie below those that a threshold is for: of their socket, or of all."""
+def _gaps_with_host(facts: Facts) -> tuple[list[Gap], list[Gap]]:
+    """Return how far copies with host memory lie below those that should be equal, and below those of other sockets.
+
+    Of other sockets there are none where it is known at which one memory lies: then all should be equal.
+    """
+    of_socket, of_all = list[Gap](), list[Gap]()
     for hosts in with_host_memory(facts):
         by_socket = grouped((sockets_of(facts, reading), reading) for reading in hosts)
-        of_all = [hosts] if len(by_socket) > 1 else []
-        for readings in by_socket.values() if threshold == _WITH_HOST else of_all:
-            yield from (gap for each in _peers(facts, readings) for gap in each.gaps(each.deviations))
+        of_socket += (gap for readings in by_socket.values() for gap in _below_peers(facts, readings))
+        of_all += _below_peers(facts, hosts) if len(by_socket) > 1 else ()
+    return of_socket, of_all
+
+
+def _below_peers(facts: Facts, readings: Sequence[Reading]) -> Iterator[Gap]:
+    return (gap for each in _peers(facts, readings) for gap in each.gaps(each.deviations))
 
 
 def _certain_below(facts: Facts, gaps: Sequence[Gap], threshold: float) -> Sequence[Gap]:
