@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from statistics import NormalDist, fmean, median, quantiles
@@ -182,22 +182,17 @@ def _below_peers(facts: Facts, readings: Sequence[Reading]) -> Iterator[Gap]:
 
 def _certain_below(facts: Facts, gaps: Sequence[Gap], threshold: float) -> Sequence[Gap]:
     """Return the gaps below one element that exceed a threshold significantly; all of them if their mean does."""
-    together = bool(gaps) and all(gap.gap > 0 for gap in gaps) and _lie_below(facts, gaps, threshold)
-    return gaps if together else [gap for gap in gaps if gap.gap - facts.readings.z * gap.error > threshold]
+    alone = [gap for gap in gaps if gap.gap - facts.readings.z * gap.error > threshold]
+    slow = bool(gaps) and all(gap.gap > 0 for gap in gaps)
+    return gaps if slow and _exceeds_on_average(facts, [*_of_operations(gaps)], threshold) else alone
 
 
-def _lie_below(facts: Facts, gaps: Sequence[Gap], threshold: float) -> bool:
-    """Return whether the mean of operations' mean gaps exceeds a threshold significantly.
-
-    Gaps of an operation have the error of the peers that they are held against in common, their own ones not.
-    """
-    errors, means = [], []
+def _of_operations(gaps: Iterable[Gap]) -> Iterator[Gap]:
+    """Yield the mean gap of each operation: its gaps have the error of their peers in common, their own ones not."""
     for alike in grouped((gap.reading.work.operation, gap) for gap in gaps).values():
         own = math.hypot(*(gap.reading.error for gap in alike)) / len(alike)
         common = max(gap.error**2 - gap.reading.error**2 for gap in alike)
-        errors.append(math.sqrt(own**2 + common))
-        means.append(fmean(gap.gap for gap in alike))
-    return fmean(means) - facts.readings.z * math.hypot(*errors) / len(errors) > threshold
+        yield alike[0]._replace(gap=fmean(gap.gap for gap in alike), error=math.sqrt(own**2 + common))
 
 
 def far_memory(facts: Facts) -> Iterator[Verdict]:
