@@ -209,10 +209,24 @@ def test_an_unsuitable_named_run_is_refused_with_the_reason(
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core, and nothing to probe")
 def test_sigterm_in_the_probe_ends_the_probe_too(tmp_path: Path) -> None:
-    """As a pod's kubelet does: the signal goes to the first process only. The probe's workers would stay."""
+    """As a pod's kubelet does: the signal goes to the first process only. The probe's workers would stay.
+
+    A worker that is just being started would end by itself, which `sleep` does not: the signal comes after.
+    """
     (tmp_path / "probe").write_text("#!/bin/sh\nmkdir probing.$$ && exec sleep 1000\n", encoding="utf-8")
     (tmp_path / "probe").chmod(0o755)
-    code = "import sys; from collbench.cli import main; sys.executable = './probe'; sys.exit(main())"
+    code = """if True:
+        import pathlib, sys
+        from collbench.cli import main
+        from collbench.measurement.backends import torch_process
+
+        def wait_for_answers(*arguments, original=torch_process.readable):
+            pathlib.Path("waiting").touch()
+            return original(*arguments)
+
+        torch_process.readable, sys.executable = wait_for_answers, "./probe"
+        sys.exit(main())
+    """
     args = [sys.executable, "-c", code, "train", "--auto-select", "1", "--backend", "host", "--fresh", "train.py"]
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
     training = subprocess.Popen(
@@ -220,8 +234,9 @@ def test_sigterm_in_the_probe_ends_the_probe_too(tmp_path: Path) -> None:
     )
     try:
         wait_for("a worker for each core", lambda: len(list(tmp_path.glob("probing.*"))) == 2, [training])
+        wait_for("the wait for their answers", (tmp_path / "waiting").exists, [training])
         training.terminate()
-        _, stderr = training.communicate(timeout=PATIENCE_S)  # until the probe, too, has closed its end of the pipe
+        _, stderr = training.communicate(timeout=PATIENCE_S)
     finally:
         training.kill()
     assert training.returncode == 143
