@@ -16,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import collbench
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
@@ -51,10 +53,10 @@ def test_every_requirement_is_pinned_to_an_accepted_version(requirement: str) ->
     assert required.specifier.contains(versions[canonicalize_name(required.name)])
 
 
-def test_the_version_and_the_command_are_those_of_pyproject() -> None:
+def test_the_version_and_the_command_are_those_of_the_source() -> None:
     installed = importlib.metadata.distribution("collbench")
     commands = {entry.name: entry.value for entry in installed.entry_points if entry.group == "console_scripts"}
-    assert installed.version == PROJECT["project"]["version"]
+    assert installed.version == collbench.__version__
     assert commands == {"collbench": "collbench.cli:entry"}
 
 
@@ -99,7 +101,8 @@ def test_a_wheel_needs_no_compiler(tmp_path: Path) -> None:
     assert "sim" in page.splitlines()[0]
     message = "import collbench as a, collbench._native as b; print(a.__version__, a.__file__, b.__file__)"
     version, *files = run(python, "-c", message).split()
-    assert version == PROJECT["project"]["version"]
+    assert version == collbench.__version__
+    assert wheel.name.startswith(f"collbench-{version}-")
     assert all(file.startswith(str(packages)) for file in files)
 
 

@@ -8,6 +8,8 @@ docs/python.md shows them.
 Importing collbench loads nothing: numpy, torch and CUDA come when needed.
 """
 
+__version__ = "0.1.0"
+
 TYPE_CHECKING = False  # typing's, whose import takes milliseconds: Ctrl-C here would print a traceback
 if TYPE_CHECKING:
     from collbench.api.runs import check as check
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
     Error = CollbenchError
     __all__: list[str]
-    __version__: str
 
 # The module that holds each name of the main house.
 _HOMES = {
@@ -60,10 +61,6 @@ def _homes() -> dict[str, str]:
 
 def __getattr__(name: str) -> object:
     """Return what the interface offers, loaded when it is first asked for: the command line needs none of it."""
-    if name == "__version__":
-        from importlib.metadata import version  # more than half of the import, which every process would pay
-
-        return version("collbench")
     if name == "Error":
         from collbench.model.errors import CollbenchError
 

@@ -12,13 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
 
-from collbench import torchrun
+from collbench import __version__, torchrun
 from collbench.ablations import ablation as ablations
 from collbench.ablations import experiment as experiments
 from collbench.ablations.ablation import Ablation, Arm, ArmChange, Measure, dumps, load
@@ -186,7 +185,7 @@ def _begun(
         for name, environment, of_arm, lacking in zip(names, changes, devices, without, strict=True)
     ]
     return Ablation(
-        collbench=version("collbench"),
+        collbench=__version__,
         started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         hostname=socket.gethostname(),
         gpus=tuple(device.name for device in devices[0]),

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from collbench import annexes, untrusted
+from collbench import __version__, annexes, untrusted
 from collbench.api import Notices
 from collbench.api.keywords import new_seed
 from collbench.api.measuring import measure, wrong_data_of
@@ -476,15 +476,13 @@ def seen_to_fail(devices: Sequence[Device], max_age: timedelta, notices: Notices
 
 def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | None = None) -> Run:
     """Return a run without measurements: enough if all devices are wanted, because only their health matters."""
-    from importlib.metadata import version  # late: 10 ms
-
     settings = Settings(
         operations=(), sizes=(), dtype="float32", redop="sum", trials=0, seed=0, command=(), environment={}
     )
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     simulated = factory.simulated(fabric).name if capabilities(backend).simulated else ""
     machine = replace(factory.here(), fabric=simulated)
-    return Run(backend, version("collbench"), started, machine, devices, (), settings, complete=True)
+    return Run(backend, __version__, started, machine, devices, (), settings, complete=True)
 
 
 def here(criteria: RunCriteria) -> freshness.Here:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
-from collbench import annexes
+from collbench import __version__, annexes
 from collbench.machine.launchers import find_launch
 from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, UsageError, did_you_mean, nearest
 from collbench.model.operations import COLLECTIVES
@@ -109,7 +109,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
-@click.version_option(package_name="collbench", message="%(prog)s %(version)s", help="Print the version and exit.")
+@click.version_option(__version__, message="%(prog)s %(version)s", help="Print the version and exit.")
 def cli() -> None:
     """Measure the bandwidth and latency between GPUs, and train on the best GPUs.
 

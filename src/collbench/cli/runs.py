@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
 
-from collbench import annexes
+from collbench import __version__, annexes
 from collbench.api import runs as saved
 from collbench.cli import options
 from collbench.cli.options import option
@@ -253,7 +252,7 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     from collbench.report.html.page import render
     from collbench.report.text.frame import headline
 
-    text = render(content(list(zip(_names(run_files), runs, strict=True)), version("collbench")))
+    text = render(content(list(zip(_names(run_files), runs, strict=True)), __version__))
     for file, run in zip(run_files, runs, strict=True):
         if failed := headline(run):
             echo(f"{one_line(str(file))}: {failed}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 
+from collbench import __version__
 from collbench.measurement.backends.protocol import Backend, OpenDevices, Opened, Step
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
@@ -660,11 +661,9 @@ def read_ports_after(run: Run, opened: Opened) -> None:
 
 def new_run(backend: str, devices: tuple[Device, ...], opened: OpenDevices, settings: Settings) -> Run:
     """Return a run that starts now on these devices, without measurements."""
-    from importlib.metadata import version  # late: 15 ms, while the GPUs are opened
-
     return Run(
         backend=backend,
-        version=version("collbench"),
+        version=__version__,
         started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         machine=opened.machine,
         devices=devices,

@@ -10,6 +10,7 @@ from itertools import groupby
 import click
 from rich.text import Text
 
+from collbench import __version__
 from collbench.api import keywords
 from collbench.cli import options
 from collbench.cli.options import option
@@ -48,9 +49,7 @@ def command(backend: str, nccl: str | None) -> None:
     left = status(findings)
 
     def as_json() -> str:
-        from importlib.metadata import version  # late: 10 ms
-
-        head = {"collbench": version("collbench"), "hostname": socket.gethostname(), "backend": backend}
+        head = {"collbench": __version__, "hostname": socket.gethostname(), "backend": backend}
         return dumps(findings, head, left)
 
     with leaving(left):

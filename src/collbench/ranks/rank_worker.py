@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from multiprocessing.connection import wait
 from typing import Any, cast
 
+from collbench import __version__
 from collbench.machine import numa
 from collbench.machine.kernel import available_bytes, read
 from collbench.machine.launchers import LaunchEnvironment
@@ -96,7 +96,7 @@ class RankWorker(ABC):
 
 def _introduction(backend: str, device: Device, machine: Machine, shown: int = 0) -> Introduction:
     own = host_identity(os.environ)
-    ours = version("collbench")
+    ours = __version__
     return Introduction(own.name, own.key, own.network, backend, ours, device, machine, own.boot, shown)
 
 
