@@ -50,10 +50,10 @@ class Trial:
 def simulate(seed: int, *, known: bool) -> Trial:
     """Survey the random cluster of a seed; `known`: whether its switches are reported."""
     cluster = random_cluster(seed, known=known)
-    survey = survey_cluster(cluster, BUDGET_S, SIZE_BYTES, seed, one_way=False)
+    survey = survey_cluster(cluster, BUDGET_S, SIZE_BYTES, seed)
     chosen = [choose_nodes(survey.judgement, count, switches(cluster)).members for count in COUNTS]
     slow = {fault.node for fault in cluster.slow_nodes}
-    called_slow = {node.node for node in survey.judgement.slow_nodes}
+    called_slow = {*survey.judgement.slow_nodes}
     uplink_matches = match_uplinks(cluster, survey.judgement)
     return Trial(
         seed=seed,

@@ -4,8 +4,7 @@
 
 All figures are simulated. Each pair of hosts has a level of its own that stays the same (a token bucket lets its burst
 through at once or not; a route shares a cable), and each round adds noise. No host is slow, or a random one is slow by
-10%, or by half; with `one way` only what it sends is slow. `accused`: a host that is not slow is called slow. A survey
-takes up to 16 rounds.
+10%, or by half. `accused`: a host that is not slow is called slow. A survey takes up to 16 rounds.
 """
 
 from __future__ import annotations
@@ -39,22 +38,21 @@ class Outcome:
     undecided: int
 
 
-def survey(hosts: int, levels: float, noise: float, rate: float, one_way: bool, seed: int) -> Outcome:
-    """Survey hosts; one, chosen by the seed, sends (and, unless `one_way`, receives) at `rate` × the others' rate."""
+def survey(hosts: int, levels: float, noise: float, rate: float, seed: int) -> Outcome:
+    """Survey hosts; one, chosen by the seed, has `rate` × the others' rate."""
     rng = np.random.default_rng(seed)
     level_of_pair = rng.normal(0, levels, (hosts, hosts))
     slow = int(rng.integers(hosts))
 
-    def measure(pairs: Sequence[tuple[int, int]], directed: bool) -> list[float]:
+    def measure(pairs: Sequence[tuple[int, int]]) -> list[float]:
         rates = []
-        for pair in pairs:
-            relative_rate = rate if pair[0] == slow or (slow in pair and not one_way) else 1.0
-            first, second = pair if directed else sorted(pair)
+        for first, second in map(sorted, pairs):
+            relative_rate = rate if slow in (first, second) else 1.0
             rates.append(relative_rate * math.exp(level_of_pair[first, second] + rng.normal(0, noise)))
         return rates
 
-    judgement = survey_nodes(hosts, (), measure, lambda rounds: rounds < ROUNDS, seed, one_way=one_way).judgement
-    flagged = {node.node for node in judgement.slow_nodes}
+    judgement = survey_nodes(hosts, (), measure, lambda rounds: rounds < ROUNDS, seed).judgement
+    flagged = {*judgement.slow_nodes}
     truth = {slow} if rate < 1 else set()
     undecided = sum(node.state is State.UNDECIDED for node in judgement.nodes)
     return Outcome(bool(flagged & truth), bool(flagged - truth or judgement.slow_uplinks), undecided)
@@ -68,22 +66,20 @@ def main() -> None:
     runs = options.runs
     print(f"sim: {runs} surveys each; levels: σ between pairs, noise: σ between rounds of a pair\n")
     head = "".join(f" | {name:^26}" for name in ("no host is slow", "one slow by 10%", "one at half rate"))
-    print(f"{'':29}{head}")
-    print(f"hosts  measured  levels noise{' | named accused undecided ' * len(RATES)}")
+    print(f"{'':19}{head}")
+    print(f"hosts  levels noise{' | named accused undecided ' * len(RATES)}")
     for hosts in HOSTS:
-        for one_way in (False, True):
-            for levels, noise in SPREADS:
-                cells = []
-                for rate in RATES:
-                    with multiprocessing.Pool(options.jobs) as pool:
-                        outcomes = pool.map(partial(survey, hosts, levels, noise, rate, one_way), range(runs), 4)
-                    named = f"{sum(outcome.named for outcome in outcomes) / runs:.1%}" if rate < 1 else "-"
-                    accused = sum(outcome.accused for outcome in outcomes) / runs
-                    cells.append(
-                        f" | {named:>6}{accused:8.1%}{sum(outcome.undecided for outcome in outcomes) / runs:10.2f} "
-                    )
-                direction = "one way" if one_way else "both ways"
-                print(f"{hosts:5}  {direction:9} {levels:6.1%} {noise:5.1%}{''.join(cells)}", flush=True)
+        for levels, noise in SPREADS:
+            cells = []
+            for rate in RATES:
+                with multiprocessing.Pool(options.jobs) as pool:
+                    outcomes = pool.map(partial(survey, hosts, levels, noise, rate), range(runs), 4)
+                named = f"{sum(outcome.named for outcome in outcomes) / runs:.1%}" if rate < 1 else "-"
+                accused = sum(outcome.accused for outcome in outcomes) / runs
+                cells.append(
+                    f" | {named:>6}{accused:8.1%}{sum(outcome.undecided for outcome in outcomes) / runs:10.2f} "
+                )
+            print(f"{hosts:5}  {levels:6.1%} {noise:5.1%}{''.join(cells)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def look(cell: Cell, rounds: int | None, seed: int, number: int) -> Said:
     made = cluster(nodes, cell.sizes, cell.ratio, cell.truth, rng)
     drawn = NOISES[noise](sigma, nodes, rng)
 
-    def measure(pairs: tuple[Pair, ...], _one_way: bool) -> list[float]:
+    def measure(pairs: tuple[Pair, ...]) -> list[float]:
         rates = made.rates(pairs)
         return [_GBS * rate * float(np.exp(drawn(pair))) for rate, pair in zip(rates, pairs, strict=True)]
 
@@ -99,7 +99,7 @@ def look(cell: Cell, rounds: int | None, seed: int, number: int) -> Said:
     def more(count: int) -> bool:
         return count < rounds if rounds is not None else start + (count + 1) * each <= _BUDGET_S
 
-    survey = survey_nodes(nodes, _switches(made) if cell.known else (), measure, more, number, one_way=False)
+    survey = survey_nodes(nodes, _switches(made) if cell.known else (), measure, more, number)
     states = [node.state for node in survey.judgement.nodes]
     uplinks = survey.judgement.slow_uplinks
     return Said(

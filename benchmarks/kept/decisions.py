@@ -33,7 +33,6 @@ HALF_RATE = {
         "2026-11-24-1xh200-eight-hosts/8-hosts-18.jsonl",
         "2026-11-24-1xh200-eight-hosts/8-hosts-38.jsonl",
     ),
-    "four hosts, `--one-way`": ("2026-11-24-1xh200-slow-hosts/4-hosts-one-way.jsonl",),
 }
 FAILED = ("2026-11-23-emulated-hosts", "2026-11-23-emulated-hosts-killed")
 

@@ -13,15 +13,11 @@ from collbench.cluster.switches import Switches
 Rate = Callable[[int, int], float]
 
 
-def seen(
-    nodes: int, rate: Rate, times: int = 1, sigma: float = 0.0, *, one_way: bool = False, seed: int = 0
-) -> list[Observation]:
-    """Return every pair of nodes `times` times, one way in both directions."""
+def seen(nodes: int, rate: Rate, times: int = 1, sigma: float = 0.0, seed: int = 0) -> list[Observation]:
+    """Return every pair of nodes `times` times."""
     rng = random.Random(1000 * seed + nodes)
     pairs = [pair for pair in combinations(range(nodes), 2) for _ in range(times)]
-    if one_way:
-        pairs += [(b, a) for a, b in pairs]
-    return [Observation(a, b, rate(a, b) * rng.lognormvariate(0, sigma), one_way) for a, b in pairs]
+    return [Observation(a, b, rate(a, b) * rng.lognormvariate(0, sigma)) for a, b in pairs]
 
 
 def slow(*nodes: int, ratio: float = 0.9) -> Rate:
@@ -33,11 +29,6 @@ def leaves(nodes: int, size: int) -> tuple[Switches, ...]:
     """Return leaves of so many neighbours."""
     members = tuple(tuple(range(first, first + size)) for first in range(0, nodes, size))
     return (Switches(tuple(f"leaf{index}" for index in range(len(members))), members),)
-
-
-def names_of(found: Judgement) -> list[int]:
-    """Return the nodes that are slow for certain."""
-    return [node.node for node in found.slow_nodes]
 
 
 def judged(nodes: int, rate: Rate, known: Sequence[Switches] = ()) -> Judgement:

@@ -14,7 +14,6 @@ from collbench.cluster.measure import (
     Round,
     Surveyed,
     apart,
-    facing,
     matching,
     next_round,
     round_seconds,
@@ -37,7 +36,7 @@ def nodes_of(planned: Round) -> list[int]:
 
 @pytest.mark.parametrize(("nodes", "resting"), [(2, 0), (3, 1), (16, 0), (127, 1)])
 @pytest.mark.parametrize("groups", [(), ((0, 1, 2),)])
-@pytest.mark.parametrize("make", [matching, apart, facing])
+@pytest.mark.parametrize("make", [matching, apart])
 def test_a_round_has_every_node_once(
     nodes: int, resting: int, groups: tuple[tuple[int, ...], ...], make: object
 ) -> None:
@@ -102,24 +101,10 @@ def test_after_the_screening(
 def test_the_screening_is_made_whatever_the_time_and_ends_a_survey_that_has_no_more(most: int, count: int) -> None:
     def survey() -> Surveyed:
         noise = random.Random(3)
-        return survey_nodes(
-            9, (), lambda pairs, _: [noise.uniform(50, 100) for _ in pairs], lambda made: made < most, 4, one_way=False
-        )
+        return survey_nodes(9, (), lambda pairs: [noise.uniform(50, 100) for _ in pairs], lambda made: made < most, 4)
 
     assert len(survey().rounds) == count
     assert survey().rounds == survey().rounds, "a seed makes the same rounds again"
-
-
-def test_facing_leaves_send_or_receive_with_all_their_nodes() -> None:
-    pods = tuple(LEAVES[first] + LEAVES[first + 1] for first in (0, 2))
-    pod = {node: index for index, members in enumerate(pods) for node in members}
-    for seed in range(20):
-        for above in ((), pods):
-            pairs = facing(16, LEAVES, random.Random(seed), above)
-            senders, receivers = ({node // 4 for node in ends} for ends in zip(*pairs, strict=True))
-            assert len(senders) == len(receivers) == 2
-            assert not senders & receivers
-            assert not above or all(pod[a] == pod[b] for a, b in pairs)
 
 
 @pytest.mark.parametrize(
@@ -133,12 +118,12 @@ def test_facing_leaves_send_or_receive_with_all_their_nodes() -> None:
     ],
     ids=["healthy", "three leaves", "pods", "an uplink", "two nodes"],
 )
-def test_a_survey_one_way_names_what_is_slow_behind_oversubscribed_uplinks(
+def test_a_survey_names_what_is_slow_behind_oversubscribed_uplinks(
     changes: dict[str, object], slow: list[object]
 ) -> None:
     cluster = replace(named("thin-32"), **changes)  # type: ignore[arg-type]
-    judgement = survey_cluster(cluster, 75, 512 * 2**20, 1, one_way=True).judgement
-    assert [node.node for node in judgement.slow_nodes] + [uplink.name for uplink in judgement.slow_uplinks] == slow
+    judgement = survey_cluster(cluster, 75, 512 * 2**20, 1).judgement
+    assert [*judgement.slow_nodes] + [uplink.name for uplink in judgement.slow_uplinks] == slow
     assert all(node.state in (State.HEALTHY, State.SLOW) for node in judgement.nodes)
 
 

@@ -13,7 +13,6 @@ from collbench.cluster.nodes import (
     Effect,
     Judgement,
     LateNode,
-    NodeEffect,
     State,
     Uplink,
     choose_nodes,
@@ -70,9 +69,8 @@ def test_the_page_says_why_nobody_is_judged(pairs: list[Observation], nodes: int
 
 
 def test_lost_and_late_nodes_and_changes_of_the_network_are_findings_of_their_own() -> None:
-    healthy = NodeEffect(0, *(Effect(0.0, (-0.01, 0.01), State.HEALTHY),) * 2)
-    lost = NodeEffect(2, UNKNOWN, UNKNOWN)
-    judgement = Judgement((healthy, replace(healthy, node=1), lost), (), 50.0, (), 0.01, None)
+    healthy = Effect(0.0, (-0.01, 0.01), State.HEALTHY)
+    judgement = Judgement((healthy, healthy, UNKNOWN), (), 50.0, (), 0.01, None)
     origin = SurveyOrigin(
         "host",
         "3 hosts",
@@ -111,8 +109,8 @@ def test_what_is_inferred_is_said_as_inferred_on_the_page_and_in_json() -> None:
 
 def test_where_all_uplinks_are_oversubscribed_the_first_line_says_so_and_none_says_that_nothing_is_slow() -> None:
     """No node and no single uplink is to blame, but half of the bandwidth is gone."""
-    healthy = NodeEffect(0, *(Effect(0.0, (-0.01, 0.01), State.HEALTHY),) * 2)
-    judgement = Judgement((healthy, replace(healthy, node=1)), (), 400.0, (-0.5,), 0.01, None)
+    healthy = Effect(0.0, (-0.01, 0.01), State.HEALTHY)
+    judgement = Judgement((healthy, healthy), (), 400.0, (-0.5,), 0.01, None)
     judgement = replace(judgement, across_intervals=((-0.52, -0.48),))
     first_of_all, second, *_ = text(page(SIM, judgement, None)).splitlines()
     assert first_of_all.startswith(
@@ -127,7 +125,7 @@ def test_where_all_uplinks_are_oversubscribed_the_first_line_says_so_and_none_sa
         "across    pairs across switches perhaps lose 2% (-1.0% to 5.0%) if all run at once: slow or oversubscribed "
         "uplinks, or noise (sim)"
     )
-    doubtful = replace(healthy, node=2, sends=Effect(-0.03, (-0.06, 0.01), State.UNDECIDED))
+    doubtful = Effect(-0.03, (-0.06, 0.01), State.UNDECIDED)
     lines = text(page(SIM, replace(judgement, nodes=(*judgement.nodes, doubtful)), None)).splitlines()
     assert lines[0] == first_of_all
     assert lines[1].startswith("found     nothing slow for certain: 1 node is in doubt")

@@ -151,7 +151,6 @@ COMMANDS = {
     "overlap-options": "overlap @4 allgather --sizes 64M --priority both --compute gemm:4096,memory:256 --ctas 4,8 -v",
     "overlap-json": "overlap @2 --sizes 16M --json",
     "nodes": "nodes @cluster --select 4",
-    "nodes-one-way": "nodes @cluster --one-way --verbose",
     "nodes-json": "nodes @cluster --select 3 --json",
     # Labels alone.
     "topo": "topo @4-unseeded",

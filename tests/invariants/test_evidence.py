@@ -173,7 +173,7 @@ def test_fewer_trials_make_no_point_the_same_and_no_regression_go_unseen(
 def test_fewer_rounds_make_no_slow_node_healthy(nodes: int, ratio: float, sigma: float, seed: int) -> None:
     rng = random.Random(seed)
     sick, reported = rng.randrange(nodes), leaves(nodes, 4) if nodes in (8, 12) and rng.random() < 0.5 else ()
-    every = seen(nodes, slow(sick, ratio=ratio), 4, sigma, one_way=rng.random() < 0.3)
+    every = seen(nodes, slow(sick, ratio=ratio), 4, sigma, seed)
     few = [one for one in every if rng.random() < 0.5] or every[:1]
     assert judge_nodes(every, nodes, reported).nodes[sick].state is State.SLOW
     assert judge_nodes(few, nodes, reported).nodes[sick].state is not State.HEALTHY

@@ -56,14 +56,13 @@ DEFAULT_SIZE, DEFAULT_BUDGET = "512M", 75.0
 class NodesRequest:
     """What is asked of a cluster: its best `count` nodes, None for no choice.
 
-    Pairs of nodes exchange `size_bytes`, `one_way` in each direction by itself. No round starts after `budget_seconds`.
-    `switches` is a file that says which switch each node is under, or "slurm"; None if that is not known.
+    Pairs of nodes exchange `size_bytes`. No round starts after `budget_seconds`. `switches` is a file that says which
+    switch each node is under, or "slurm"; None if that is not known.
     """
 
     count: int | None = None
     size_bytes: int = parse_size(DEFAULT_SIZE)
     budget_seconds: float = DEFAULT_BUDGET
-    one_way: bool = False
     switches: str | None = None
 
     def check(self, nodes: int, there: str) -> None:
@@ -124,9 +123,7 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
         raise UsageError(
             f"a simulated cluster has bandwidth and no latency: write --size {format_size(_MIN_SIMULATED)} or more"
         )
-    done = survey_cluster(
-        cluster, nodes_request.budget_seconds, nodes_request.size_bytes, seed, one_way=nodes_request.one_way
-    )
+    done = survey_cluster(cluster, nodes_request.budget_seconds, nodes_request.size_bytes, seed)
     choice, truth = None, None
     if nodes_request.count:
         choice = choose_nodes(done.judgement, nodes_request.count, switches(cluster))
@@ -164,9 +161,13 @@ def _cluster(name: str | None) -> Cluster:
 
 def request_for(nodes_request: NodesRequest, shared: Request) -> Request:
     """Return the request for what is measured, from that of the options that all measuring commands share."""
-    works = (Work(Operation.BROADCAST if nodes_request.one_way else Operation.ALLREDUCE),)
-    sizes, budget = (nodes_request.size_bytes,), nodes_request.budget_seconds
-    return replace(shared, kind="nodes", sizes=sizes, collectives=works, budget_seconds=budget)
+    return replace(
+        shared,
+        kind="nodes",
+        sizes=(nodes_request.size_bytes,),
+        collectives=(Work(Operation.ALLREDUCE),),
+        budget_seconds=nodes_request.budget_seconds,
+    )
 
 
 def survey_launch(
@@ -282,8 +283,7 @@ def _measured(
                 pairs.measure,
                 more,
                 run.settings.seed,
-                one_way=nodes_request.one_way,
-                lost=pairs.lost,
+                pairs.lost,
             )
         run.complete = not (world.unknown or world.lost())
     except DataCorruption as error:
@@ -337,7 +337,6 @@ def survey(
 @options.apply(
     option("--select M", "Choose the best M nodes.", options.COUNT, name="count"),
     option("--fabric-cluster NAME", "With --backend sim: name or file of a simulated cluster.", options.FILE_NAME),
-    option("--one-way", "Measure each direction separately, to find cables with one bad direction."),
     option(
         "--switches FILE",
         "Each node's switches: Slurm's topology.conf, or lines 'node leaf pod'; slurm: ask scontrol.",
@@ -399,7 +398,6 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     fabric_cluster: str | os.PathLike[str] | None = None,
     size: int | str = DEFAULT_SIZE,
     budget: float = DEFAULT_BUDGET,
-    one_way: bool = False,
     switches: str | os.PathLike[str] | None = None,
     nccl: str | os.PathLike[str] | None = None,
     seed: int | None = None,

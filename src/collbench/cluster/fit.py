@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import permutations, product
 from statistics import fmean, median
 
 import numpy as np
@@ -57,12 +56,11 @@ class RoundKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The rate of a pair of nodes in GB/s while a whole round of a kind ran; `one_way`: only from first to second."""
+    """The rate of a pair of nodes in GB/s while a whole round of a kind ran."""
 
     first: int
     second: int
     gbs: float
-    one_way: bool = False
     kind: RoundKind = RoundKind.AT_RANDOM
 
     @property
@@ -76,27 +74,23 @@ class Fit:
     """Effects as log ratios to the median of their kind (of nodes: of the fast ones, if at most half are fast), each
     with its standard error.
 
-    `nodes` are those that were measured. `sends` and `receives` are theirs, in this order, and the same unless
-    `directed`: some pair was measured one way. `levels` has for
-    each level of switches the effect of each switch on the pairs with one end under it, and `across` that of leaving a
-    switch of the level at all (0 if a level has one), with `across_errors`. `typical` is the log of GB/s, `sigma` the
-    noise of one round of one pair. `exhausted` if further rounds would hardly narrow the errors: every pair was
-    measured, and pairs differ from each other far more than their rounds do; or two nodes form the only pair.
+    `nodes` are those that were measured, `effects` theirs, in this order. `levels` has for each level of switches the
+    effect of each switch on the pairs with one end under it, and `across` that of leaving a switch of the level at all
+    (0 if a level has one), with `across_errors`. `typical` is the log of GB/s, `sigma` the noise of one round of one
+    pair. `exhausted` if further rounds would hardly narrow the errors: every pair was measured, and pairs differ from
+    each other far more than their rounds do; or two nodes form the only pair.
     """
 
     nodes: Members
     typical: float
-    sends: _Array
-    receives: _Array
-    send_errors: _Array
-    receive_errors: _Array
+    effects: _Array
+    errors: _Array
     levels: tuple[_Array, ...]
     level_errors: tuple[_Array, ...]
     across: tuple[float, ...]
     across_errors: tuple[float, ...]
     sigma: float
     freedom: int
-    directed: bool
     exhausted: bool
     fast_pair: Members = ()
 
@@ -118,18 +112,18 @@ def fit(seen: Sequence[Observation], levels: Sequence[Level] = (), hiding: Seque
     design = _design(pairs, nodes, levels, hiding)
     fitted = design.solution(np.ones(len(pairs)), within / rounds)
     bottlenecks = _bottlenecks(pairs, nodes, math.sqrt(within))
-    low = bottlenecks or design.directions(fitted.values)
+    low = design.relative(fitted.values) if bottlenecks is None else bottlenecks
     robust = bottlenecks is None  # otherwise every pair fits, and the few fast ones, which matter, would be outliers
-    if min(effects.min() for effects in low) < -DELTA:
+    if low.min() < -DELTA:
         design = _design(pairs, nodes, levels, hiding, low)
         fitted = design.solution(np.ones(len(pairs)), within / rounds, robust=robust)
     noise = float(np.mean(within / rounds))
     between = max(_MIN_BETWEEN, fitted.sigma**2 - noise)
     # A pair of n rounds counts as much as n/(1 + (n − 1)ρ) pairs of one; ρ is what pairs differ by of all variance.
     counts = (between + within) / (between + within / rounds)
-    every = math.comb(nodes, 2) * (1 + pairs[0].one_way)
+    every = math.comb(nodes, 2)
     exhausted = nodes == 2 or (len(seen) > len(pairs) == every and noise < _EXHAUSTED * between)
-    fast = () if bottlenecks is None else tuple(np.flatnonzero((np.array(bottlenecks) == 0.0).any(axis=0)).tolist())
+    fast = () if bottlenecks is None else tuple(np.flatnonzero(bottlenecks == 0.0).tolist())
     fast_pair = tuple(present[index] for index in fast) if len(fast) == 2 else ()
     exhausted = exhausted or (bool(fast_pair) and len(pairs) == every)
     solution = design.solution(counts, within / rounds, robust=robust)
@@ -143,50 +137,46 @@ def measured_nodes(seen: Iterable[Observation]) -> Members:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A pair of measured nodes by index, perhaps one way only, with the log bandwidth of each of its rounds."""
+    """A pair of measured nodes by index, with the log bandwidth of each of its rounds."""
 
     first: int
     second: int
-    one_way: bool
     logs: tuple[float, ...]
 
 
 def _pairs(seen: Iterable[Observation], index_of: Mapping[int, int]) -> tuple[_Pair, ...]:
-    rounds: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
+    rounds: dict[Pair, list[float]] = defaultdict(list)
     for observed in seen:
-        first, second = (observed.first, observed.second) if observed.one_way else observed.pair
-        rounds[index_of[first], index_of[second], observed.one_way].append(math.log(observed.gbs))
+        first, second = observed.pair
+        rounds[index_of[first], index_of[second]].append(math.log(observed.gbs))
     return tuple(_Pair(*pair, tuple(logs)) for pair, logs in rounds.items())
 
 
-def _bottlenecks(pairs: Sequence[_Pair], nodes: int, noise: float) -> tuple[_Array, _Array] | None:
-    """Return the nodes' effects as senders and receivers against the fast nodes if at most half of them are fast.
+def _bottlenecks(pairs: Sequence[_Pair], nodes: int, noise: float) -> _Array | None:
+    """Return the nodes' effects against the fast nodes if at most half of them are fast.
 
     Then a node is as fast as its fastest pair, and a pair as its slower node. None if more nodes are fast, so that the
     median node is one of them, or if some pair is slower than both its nodes are with others: then uplinks matter.
     """
     tolerance = _BOTTLENECK_SIGMAS * max(noise, _NOMINAL_NOISE)
-    reached = np.full((2, nodes), -np.inf)
+    reached = np.full(nodes, -np.inf)
     for pair in pairs:
-        rate = fmean(pair.logs)
-        ends = [(0, pair.first), (1, pair.second)]
-        for end in ends if pair.one_way else [*ends, (1, pair.first), (0, pair.second)]:
-            reached[end] = max(reached[end], rate)
-    if any(min(reached[0, pair.first], reached[1, pair.second]) - fmean(pair.logs) > tolerance for pair in pairs):
+        for node in (pair.first, pair.second):
+            reached[node] = max(reached[node], fmean(pair.logs))
+    if any(min(reached[pair.first], reached[pair.second]) - fmean(pair.logs) > tolerance for pair in pairs):
         return None
     fast = reached > reached.max() - tolerance
-    if (2 * fast.sum(axis=1) > nodes).any() or np.isinf(reached).any():
+    if 2 * fast.sum() > nodes or np.isinf(reached).any():
         return None
-    sends, receives = (np.where(near, 0.0, row - np.median(row[near])) for row, near in zip(reached, fast, strict=True))
-    return sends, receives
+    return np.where(fast, 0.0, reached - np.median(reached[fast]))
 
 
-def _parts(pairs: Sequence[_Pair], sends: _Array, receives: _Array) -> _Array:
+def _parts(pairs: Sequence[_Pair], effects: _Array) -> _Array:
     """Return how much of each end's effect a pair shows: all of it, but of two low ends the lower one's.
 
     If both ends are about as low (`ALIKE`), they share the effect: which of them is lower is noise.
     """
-    ends = np.array([(sends[pair.first], receives[pair.second]) for pair in pairs])
+    ends = np.array([(effects[pair.first], effects[pair.second]) for pair in pairs])
     both_low = (ends < -DELTA).all(axis=1, keepdims=True)
     alike = ends.max(axis=1, keepdims=True) < ALIKE * ends.min(axis=1, keepdims=True)
     lower = (ends == ends.min(axis=1, keepdims=True)).astype(float)
@@ -205,14 +195,10 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Design:
-    """How pairs depend on the unknowns: typical, senders, receivers, each level's across, switches.
-
-    `hiding` are switches whose pairs show only what one node sends and another one receives.
-    """
+    """How pairs depend on the unknowns: typical, nodes, and of each level across and its switches."""
 
     pairs: Sequence[_Pair]
     blocks: Sequence[_Block]
-    hiding: Sequence[Members]
 
     def solution(self, counts: _Array, variances: _Array, *, robust: bool = True) -> _Solution:
         """Return what the pairs' means show; rounds alone explain `variances` of these."""
@@ -222,69 +208,37 @@ class _Design:
         return _solve(dense, self._held(), means, counts, scatter, robust=robust)
 
     def _held(self) -> _Array:
-        """Return the constraints that pairs leave open, as rows: centered effects add up to 0.
-
-        One way, the nodes of a hiding switch send as much as they receive.
-        """
+        """Return the constraints that pairs leave open, as rows: centered effects add up to 0."""
         rows = [
             np.concatenate([centred if other is block else np.zeros(other.design.shape[1]) for other in self.blocks])
             for block in self.blocks
             if (centred := block.centred) is not None and block.design.shape[1]
         ]
-        before, sends, receives = (block.design.shape[1] for block in self.blocks[:3])
-        everywhere = len({node for members in self.hiding for node in members}) == sends
-        # One of the switches above all nodes follows from the others.
-        for members in self.hiding[everywhere:] if receives else ():
-            row, own = np.zeros(len(rows[0])), np.array(members)
-            row[before + own], row[before + sends + own] = 1.0, -1.0
-            rows.append(row)
         return np.array(rows)
 
     def _split(self, values: _Array) -> list[_Array]:
         """Return what belongs to each block."""
         return np.split(values, np.cumsum([block.design.shape[1] for block in self.blocks])[:-1])
 
-    def directions(self, values: _Array, bottlenecks: tuple[_Array, _Array] | None = None) -> tuple[_Array, _Array]:
-        """Return the nodes' effects as senders and receivers, the same where nothing is one way.
+    def relative(self, values: _Array, bottlenecks: _Array | None = None) -> _Array:
+        """Return the nodes' effects against the median node, or with `bottlenecks` that of the nodes that are none."""
+        effects = self._split(values)[1]
+        return effects - np.median(effects if bottlenecks is None else effects[bottlenecks == 0.0])
 
-        They are against the median node, or with `bottlenecks` against the median of the nodes that are none. The
-        median node under a hiding switch sends and receives alike.
-        """
-        _, sends, receives, *_ = self._split(values.copy())
-        for members in self.hiding if len(receives) else ():
-            own = list(members)
-            more = np.median(sends[own] - receives[own]) / 2
-            sends[own] -= more
-            receives[own] += more
-        fast = np.ones((2, len(sends)), dtype=bool) if bottlenecks is None else np.array(bottlenecks) == 0.0
-        sends = sends - np.median(sends[fast[0]])
-        return sends, receives - np.median(receives[fast[1]]) if len(receives) else sends
-
-    def read(
-        self,
-        solution: _Solution,
-        bottlenecks: tuple[_Array, _Array] | None,
-        nodes: Members,
-        *,
-        exhausted: bool,
-    ) -> Fit:
-        """Return the columns by what they mean, nodes as `directions` does, switches against their median."""
-        typical, sends, receives, *levels = self._split(solution.values)
-        _, send_errors, receive_errors, *level_errors = self._split(solution.errors())
-        directed = len(receives) > 0
-        pairs = zip(levels, self.blocks[3:], strict=True)
-        centres = [0.0 if block.centred is None else float(np.median(effects)) for effects, block in pairs]
-        relative = self.directions(solution.values, bottlenecks)
-        # What centering took from each node's effect: a typical pair has it at both ends.
-        middle = float(sends[0] - relative[0][0]) + float((receives if directed else sends)[0] - relative[1][0])
+    def read(self, solution: _Solution, bottlenecks: _Array | None, nodes: Members, *, exhausted: bool) -> Fit:
+        """Return the columns by what they mean, nodes as `relative` does, switches against their median."""
+        typical, effects, *levels = self._split(solution.values)
+        _, errors, *level_errors = self._split(solution.errors())
+        pairs = zip(levels, self.blocks[2:], strict=True)
+        centres = [0.0 if block.centred is None else float(np.median(each)) for each, block in pairs]
+        relative = self.relative(solution.values, bottlenecks)
         return Fit(
             nodes=nodes,
-            typical=float(typical[0]) + middle,
-            sends=relative[0],
-            receives=relative[1],
-            send_errors=send_errors,
-            receive_errors=receive_errors if directed else send_errors,
-            levels=tuple(effects - centre for effects, centre in zip(levels[1::2], centres[1::2], strict=True)),
+            # What centering took from each node's effect a typical pair has at both ends.
+            typical=float(typical[0]) + 2 * float(effects[0] - relative[0]),
+            effects=relative,
+            errors=errors,
+            levels=tuple(each - centre for each, centre in zip(levels[1::2], centres[1::2], strict=True)),
             level_errors=tuple(level_errors[1::2]),
             across=tuple(
                 float(sum(lost)) + 2 * centre for lost, centre in zip(levels[::2], centres[1::2], strict=True)
@@ -295,7 +249,6 @@ class _Design:
             ),
             sigma=solution.sigma,
             freedom=solution.freedom,
-            directed=directed,
             exhausted=exhausted,
         )
 
@@ -310,17 +263,15 @@ def _design(
     nodes: int,
     levels: Sequence[Level],
     hiding: Sequence[Members],
-    before: tuple[_Array, _Array] | None = None,
+    before: _Array | None = None,
 ) -> _Design:
-    """Return what pairs show; of two nodes that were low `before`, only the lower one's effect."""
-    parts = np.ones((len(pairs), 2)) if before is None else _parts(pairs, *before)
+    """Return what pairs show; of two nodes that were low `before`, only the lower one's effect.
+
+    Effects of nodes add up to 0: of all, or once they are known of those that are not low. A pair that leaves a
+    `hiding` switch shows nothing of its nodes.
+    """
+    parts = np.ones((len(pairs), 2)) if before is None else _parts(pairs, before)
     first, second = np.array([pair.first for pair in pairs]), np.array([pair.second for pair in pairs])
-    one_way = np.array([pair.one_way for pair in pairs])
-    sends, receives = np.eye(nodes)[first] * parts[:, :1], np.eye(nodes)[second] * parts[:, 1:]
-    if not one_way.any():  # each pair has both ends' one effect
-        sends, receives = sends + receives, np.zeros((len(pairs), 0))
-    else:  # and a pair measured both ways half of each direction's
-        sends, receives = (np.where(one_way[:, None], own, (sends + receives) / 2) for own in (sends, receives))
     switches = []
     for level in levels:
         switch_of = np.full(nodes, len(level))
@@ -330,18 +281,9 @@ def _design(
     shown = np.ones((len(pairs), 1))
     for members in hiding:
         shown[np.isin(first, members) != np.isin(second, members)] = 0.0
-    blocks = [
-        _Block(np.ones((len(pairs), 1))),
-        _Block(sends * shown, _steady(nodes, None if before is None else before[0])),
-        _Block(receives * shown, _steady(nodes, None if before is None else before[1])),
-        *switches,
-    ]
-    return _Design(pairs, blocks, hiding)
-
-
-def _steady(nodes: int, effects: _Array | None) -> _Array:
-    """Mark the nodes whose effects add up to 0: all, or once effects are known those that are not low."""
-    return np.ones(nodes) if effects is None else np.where(effects > -DELTA, 1.0, 0.0)
+    effects = np.eye(nodes)[first] * parts[:, :1] + np.eye(nodes)[second] * parts[:, 1:]
+    steady = np.ones(nodes) if before is None else np.where(before > -DELTA, 1.0, 0.0)
+    return _Design(pairs, [_Block(np.ones((len(pairs), 1))), _Block(effects * shown, steady), *switches])
 
 
 def _level_blocks(switches: int, first: _Indices, second: _Indices) -> list[_Block]:
@@ -424,8 +366,6 @@ def _solve(dense: _Array, held: _Array, measured: _Array, counts: _Array, scatte
 # slow itself, and a pair that is slower than both its nodes are with others met a busy uplink. Where many pairs did, a
 # node is slow only if it never was faster than in quiet rounds, in which few pairs can leave their leaf.
 
-_End = tuple[bool, int]  # a node as a receiver (True) or as a sender
-
 # Fewer nodes have too few pairs: a pair with a level of its own is no uplink.
 _MIN_NODES = 6
 # In log bandwidth: what is slower than the full rate by more than this and three times the noise is not just noise.
@@ -444,7 +384,7 @@ _LIKE_SLOWEST = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What a node reaches in one direction: log ratios to the full rate, of `count` measurements.
+    """What a node reaches: log ratios to the full rate, of `count` measurements.
 
     `fast`: it was as fast as others twice, so it is not slow. `slow`: it was as slow in enough quiet rounds, with fast
     nodes, and an uplink does not explain that. `open`: more quiet rounds may decide.
@@ -463,8 +403,8 @@ class Sharing:
     are of log bandwidth. `busy` pairs met a busy uplink, and `lost` is their log ratio to `full`, in the median.
     `general`: they are more than those of a few nodes behind one uplink.
 
-    `sends` and `receives` have each node, None if it was not measured. `fast` are disjoint pairs that are fast at the
-    same time. `strangers` are nodes that were not fast yet, each with one that may be under its switch: it never met
+    `nodes` has each node, None if it was not measured. `fast` are disjoint pairs that are fast at the same time.
+    `strangers` are nodes that were not fast yet, each with one that may be under its switch: it never met
     this one, nor any with whom this one was fast. `most` is the largest group of nodes that were fast with each other.
     """
 
@@ -473,8 +413,7 @@ class Sharing:
     lost: float
     busy: frozenset[Pair]
     general: bool
-    sends: tuple[Reached | None, ...]
-    receives: tuple[Reached | None, ...]
+    nodes: tuple[Reached | None, ...]
     fast: tuple[Pair, ...]
     strangers: frozenset[Pair]
     most: Members
@@ -482,8 +421,7 @@ class Sharing:
     @property
     def open(self) -> Members:
         """The nodes about which quiet rounds may decide."""
-        ways = zip(self.sends, self.receives, strict=True)
-        return tuple(node for node, both in enumerate(ways) if any(way is not None and way.open for way in both))
+        return tuple(node for node, reached in enumerate(self.nodes) if reached is not None and reached.open)
 
 
 def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
@@ -496,18 +434,18 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
     clearly = clearly_below(sigma)
     ratios = [float(log) - full for log in logs]
     pairs_and_ratios = zip(seen, ratios, strict=True)
-    reached = grouped((end, ratio) for observed, ratio in pairs_and_ratios for end in _ends(observed))
-    best = {end: max(own) for end, own in reached.items()}
+    reached = grouped((node, ratio) for observed, ratio in pairs_and_ratios for node in observed.pair)
+    best = {node: max(own) for node, own in reached.items()}
     busy = [
-        ratio < min(best[end] for end in _ends(observed)) - clearly
+        ratio < min(best[node] for node in observed.pair) - clearly
         for observed, ratio in zip(seen, ratios, strict=True)
     ]
-    capable = [node for node in present if all(best.get((way, node), -9.0) > -DELTA - sigma for way in (False, True))]
+    capable = [node for node in present if best[node] > -DELTA - sigma]
     pairs = frozenset(observed.pair for observed, is_busy in zip(seen, busy, strict=True) if is_busy)
     # Once found, sharing is not forgotten because more nodes have been fast.
     least = 0 if any(observed.kind is RoundKind.QUIET for observed in seen) else max(2, _FEW_BEHIND * len(capable))
-    fast = {end for end, own in reached.items() if len(own) > 1 and sorted(own)[-2] > -DELTA - sigma / 2}
-    unknown = {node for _, node in reached.keys() - fast}
+    fast = {node for node, own in reached.items() if len(own) > 1 and sorted(own)[-2] > -DELTA - sigma / 2}
+    unknown = reached.keys() - fast
     lows = sorted(ratio for ratio, is_busy in zip(ratios, busy, strict=True) if is_busy)
     slowest = lows[len(lows) // 10] if lows else math.inf
     groups = chained(
@@ -517,26 +455,24 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
     most = max(groups, key=len)
     strangers = _strangers(seen, groups, unknown)
 
-    def level(end: _End) -> Reached | None:
-        if end not in reached:
-            return None
-        if end in fast:
-            own = [ratio for ratio in reached[end] if ratio > -clearly]
+    def level(node: int) -> Reached:
+        if node in fast:
+            own = [ratio for ratio in reached[node] if ratio > -clearly]
             return Reached(fmean(own), len(own), fast=True, slow=False, open=False)
         # With members of the largest fast group: a few nodes may share an uplink that is always busy.
         with_fast = [
             (ratio, observed.kind is RoundKind.QUIET)
             for observed, ratio in zip(seen, ratios, strict=True)
-            if end in _ends(observed) and (most - unknown) & {observed.first, observed.second} - {end[1]}
+            if node in observed.pair and (most - unknown) & {*observed.pair} - {node}
         ]
         # Even in a quiet round an uplink may be busy: what counts is what the node reaches again and again.
-        top = [(ratio, is_quiet) for ratio, is_quiet in with_fast if ratio > best[end] - _SAME - _SIGMAS * sigma]
-        mean = fmean([ratio for ratio, _ in top]) if top else fmean(reached[end])
+        top = [(ratio, is_quiet) for ratio, is_quiet in with_fast if ratio > best[node] - _SAME - _SIGMAS * sigma]
+        mean = fmean([ratio for ratio, _ in top]) if top else fmean(reached[node])
         count = sum(is_quiet for _, is_quiet in with_fast)
         enough = len(top) >= _ENOUGH and sum(is_quiet for _, is_quiet in top) >= _ENOUGH_QUIET
-        met_all = all(end[1] != node for node, _ in strangers)
+        met_all = all(node != stranger for stranger, _ in strangers)
         # A node that was as fast as others once may be so again.
-        decided = enough and met_all and best[end] <= -DELTA - sigma
+        decided = enough and met_all and best[node] <= -DELTA - sigma
         return Reached(
             mean,
             max(1, len(top)),
@@ -545,17 +481,16 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
             open=not decided and (count < _MAX_QUIET or not met_all),
         )
 
-    levels = {end: found for end in product((False, True), range(nodes)) if (found := level(end)) is not None}
-    for end in _explained(seen, ratios, levels, _SAME + _SIGMAS * sigma):
-        levels[end] = replace(levels[end], slow=False)
+    levels = {node: level(node) for node in present}
+    for node in _explained(seen, ratios, levels, _SAME + _SIGMAS * sigma):
+        levels[node] = replace(levels[node], slow=False)
     return Sharing(
         full=full,
         sigma=sigma,
         lost=median(lows) if lows else 0.0,
         busy=pairs,
         general=cover(pairs) > least,
-        sends=tuple(levels.get((False, node)) for node in range(nodes)),
-        receives=tuple(levels.get((True, node)) for node in range(nodes)),
+        nodes=tuple(levels.get(node) for node in range(nodes)),
         fast=_fast_pairs(seen, ratios, -DELTA - 1.5 * sigma, unknown),
         strangers=strangers,
         most=tuple(sorted(most - unknown)),
@@ -563,33 +498,26 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
 
 
 def _explained(
-    seen: Sequence[Observation], ratios: Sequence[float], levels: Mapping[_End, Reached], near: float
-) -> set[_End]:
-    """Return the slow ends whose rate an uplink may explain: they reached it with a node as slow, and while all nodes
+    seen: Sequence[Observation], ratios: Sequence[float], levels: Mapping[int, Reached], near: float
+) -> set[int]:
+    """Return the slow nodes whose rate an uplink may explain: they reached it with a node as slow, and while all nodes
     met at random with no fast one. The two may be alone under a switch, and only the other one slow.
     """
-    explained, slow = set[_End](), set[_End]()
+    explained, slow = set[int](), set[int]()
     for observed, ratio in zip(seen, ratios, strict=True):
-        first, second, *back = _ends(observed)
-        for end, other in ((first, second), (second, first), *permutations(back, 2)):
-            own, others = levels[end], levels[other]
+        for node, other in (observed.pair, observed.pair[::-1]):
+            own, others = levels[node], levels[other]
             if own.slow and ratio > min(own.mean, others.mean) - near:
                 if others.fast and is_crowded(observed):
-                    slow.add(end)
+                    slow.add(node)
                 elif not others.fast and others.mean < own.mean + near and observed.kind is not RoundKind.QUIET:
-                    explained.add(end)
+                    explained.add(node)
     return explained - slow
 
 
 def is_crowded(observed: Observation) -> bool:
     """True of a round of random pairs: in others few pairs share uplinks, so being fast shows nothing."""
     return observed.kind not in (RoundKind.AMONG_SUSPECTS, RoundKind.QUIET, RoundKind.CONFIRMING)
-
-
-def _ends(observed: Observation) -> list[_End]:
-    """Return what a measurement shows."""
-    ends = [(False, observed.first), (True, observed.second)]
-    return ends if observed.one_way else [*ends, (True, observed.first), (False, observed.second)]
 
 
 def clearly_below(sigma: float) -> float:

@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle
 
 import numpy as np
 
@@ -69,8 +68,6 @@ def round_seconds(nodes: int, gpus: int, size_bytes: int, gbs: float) -> float:
 SCREENING = 8
 # In a quiet round one of this many nodes leaves its leaf.
 _FEW = 8
-# Kinds of rounds whose pairs have a direction in a one-way survey.
-_FACING = (RoundKind.BETWEEN_LEAVES, RoundKind.SUSPECTS_AND_OTHERS)
 # How often pairs within a group swap partners with random others: more than a few swaps are rarely needed.
 _TRIES = 64
 
@@ -81,10 +78,6 @@ class Round:
 
     kind: RoundKind
     pairs: tuple[Pair, ...]
-
-
-# Random pairs of so many nodes, as these groups say.
-MakePairs = Callable[[int, Sequence[Members], random.Random], tuple[Pair, ...]]
 
 
 def matching(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pair, ...]:
@@ -119,43 +112,10 @@ def apart(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pa
     return _ordered(pairs)
 
 
-def facing(
-    nodes: int, groups: Sequence[Members], rng: random.Random, above: Sequence[Members] = ()
-) -> tuple[Pair, ...]:
-    """Return random pairs, each from one half of the groups to the other half; within each of `above` if there are any.
-
-    Measured one way, all nodes of a group send while all of another one receive. So all uplinks are loaded alike, and
-    fully: in whichever direction random pairs are measured, chance loads some uplinks more than others.
-    """
-    turn = {node: number for number, group in enumerate(rng.sample(groups, len(groups))) for node in group}
-    pairs: list[Pair] = []
-    for members in above or [tuple(range(nodes))]:
-        order = sorted(rng.sample(members, len(members)), key=lambda node: turn.get(node, len(groups)))
-        half = len(order) // 2
-        pairs += zip(order[:half], rng.sample(order[half : 2 * half], half), strict=True)
-    left = sorted(set(range(nodes)) - {node for pair in pairs for node in pair})
-    return tuple(pairs + list(zip(left[::2], left[1::2], strict=False)))
-
-
-def _facing_by_turns(known: Sequence[Switches]) -> MakePairs:
-    """Return `facing` for the leaves under each pod, then for the pods, and so on, or for the groups if none is known.
-
-    Pairs that always left both their leaf and their pod would not show whose uplinks are slow.
-    """
-    members = [level.members for level in known]
-    levels_above = cycle(zip(members, [*members[1:], ()], strict=False))
-
-    def pairs(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pair, ...]:
-        level, above = next(levels_above, (groups, ()))
-        return facing(nodes, level, rng, above)
-
-    return pairs
-
-
-def screening(nodes: int, leaves: Sequence[Members], rng: random.Random, between: MakePairs = apart) -> list[Round]:
-    """Return the rounds in which every node is measured; `between` pairs nodes of different leaves."""
+def screening(nodes: int, leaves: Sequence[Members], rng: random.Random) -> list[Round]:
+    """Return the rounds in which every node is measured."""
     if leaves:
-        kinds = [(RoundKind.WITHIN_LEAVES, matching), (RoundKind.BETWEEN_LEAVES, between)] * (SCREENING // 2)
+        kinds = [(RoundKind.WITHIN_LEAVES, matching), (RoundKind.BETWEEN_LEAVES, apart)] * (SCREENING // 2)
         return [Round(kind, make(nodes, leaves, rng)) for kind, make in kinds]
     # No pair twice before all were measured once; small clusters repeat them.
     rounds: list[list[Pair]] = []
@@ -230,7 +190,7 @@ class NodePairs:
         nodes = by_node(backend.devices())
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
         self._measurements: dict[DataPoint, Measurement] = {}
-        self._iterations: dict[bool, int] = {}  # of a batch, one way (True) or both, by the first round's calls
+        self._iterations = 0  # of a batch, by the first round's calls
         room = backend.capacity_bytes()
         if size_bytes > room:
             raise UsageError(
@@ -243,18 +203,12 @@ class NodePairs:
         gone = set(self._lost())
         return frozenset(node for node, ranks in enumerate(self.ranks) if gone & set(ranks))
 
-    def measure(self, pairs: Sequence[Pair], one_way: bool) -> list[float | None]:
-        """Return the busbw in GB/s of each pair of nodes, all at once; None if one failed.
-
-        Both ways is an all-reduce of both nodes' ranks, one way a broadcast from the first node's first rank.
-        """
-        groups = tuple(self.ranks[a] + self.ranks[b] for a, b in (pairs if one_way else _ordered(pairs)))
-        step = Step(
-            Work(Operation.BROADCAST if one_way else Operation.ALLREDUCE), groups, self._size_bytes, 1, 1, WARMUP
-        )
-        if one_way not in self._iterations and (tried := self._tried(step)):
-            self._iterations[one_way] = tried
-        return self._trial(replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES))
+    def measure(self, pairs: Sequence[Pair]) -> list[float | None]:
+        """Return the busbw in GB/s of an all-reduce of each pair of nodes, all at once; None if one failed."""
+        groups = tuple(self.ranks[a] + self.ranks[b] for a, b in _ordered(pairs))
+        step = Step(Work(Operation.ALLREDUCE), groups, self._size_bytes, 1, 1, WARMUP)
+        self._iterations = self._iterations or self._tried(step)
+        return self._trial(replace(step, iterations=self._iterations or 1, batches=BATCHES))
 
     def _tried(self, step: Step) -> int:
         """Return how many calls make a batch of the step, by timing one call now; 0 if it fails.
@@ -344,8 +298,8 @@ def by_node(devices: Sequence[Device]) -> dict[str, Members]:
 
 # From a function that measures pairs of nodes to judged nodes: rounds, what they show, and what to measure next.
 
-# Busbw in GB/s of each pair, all measured at once; None if a pair failed. One way: from first to second only.
-MeasurePairs = Callable[[tuple[Pair, ...], bool], Sequence[float | None]]
+# Busbw in GB/s of each pair, all measured at once; None if a pair failed.
+MeasurePairs = Callable[[tuple[Pair, ...]], Sequence[float | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,33 +318,23 @@ def survey_nodes(
     measure: MeasurePairs,
     more: Callable[[int], bool],
     seed: int,
-    *,
-    one_way: bool,
     lost: Callable[[], Collection[int]] = tuple,
 ) -> Surveyed:
     """Measure `nodes` nodes in rounds until all is decided or `more(rounds made)` is false. Raises BackendError.
 
     The screening is always made. `known` are the known levels of switches, leaves first: pairs then lie under one leaf
-    and under two in turn, which distinguishes a slow node from a slow uplink. `one_way` measures each direction of a
-    pair by itself, which distinguishes a cable that is bad in one direction from a slow node. `lost` returns the nodes
-    that can no longer be measured: their partners are paired among themselves, and lost nodes are not judged.
+    and under two in turn, which distinguishes a slow node from a slow uplink. `lost` returns the nodes that can no
+    longer be measured: their partners are paired among themselves, and lost nodes are not judged.
     """
     begin, made, seen = time.monotonic(), list[Round](), list[Observation]()
     leaves = known[0].members if known else ()
     rng = random.Random(seed)  # noqa: S311  # an order of rounds, no secret
-    between = _facing_by_turns(known) if one_way else apart
 
     def take(planned: Round) -> None:
-        if one_way and planned.kind not in _FACING:  # not always from the lower number, which may be the lower leaf's
-            planned = replace(planned, pairs=tuple(rng.choice(((a, b), (b, a))) for a, b in planned.pairs))
         made.append(planned)
-        for back in (False, True)[: 1 + one_way]:
-            pairs = rejoined(planned.pairs, lost())
-            pairs = tuple((b, a) for a, b in pairs) if back else pairs
-            rates = measure(pairs, one_way) if pairs else ()
-            seen.extend(
-                Observation(a, b, gbs, one_way, planned.kind) for (a, b), gbs in zip(pairs, rates, strict=True) if gbs
-            )
+        pairs = rejoined(planned.pairs, lost())
+        rates = measure(pairs) if pairs else ()
+        seen.extend(Observation(a, b, gbs, planned.kind) for (a, b), gbs in zip(pairs, rates, strict=True) if gbs)
 
     def judged() -> Judgement:
         if not seen:
@@ -401,22 +345,15 @@ def survey_nodes(
             raise BackendError("no pair of the remaining nodes was measured: start them again without the lost nodes")
         return judge(rest, nodes, known)
 
-    for planned in screening(nodes, leaves, rng, between):
+    for planned in screening(nodes, leaves, rng):
         take(planned)
-    while more(len(made)) and (instead := next_round(judged(), nodes, leaves, len(made), rng, between)) is not None:
+    while more(len(made)) and (instead := next_round(judged(), nodes, leaves, len(made), rng)) is not None:
         take(instead)
     return Surveyed(tuple(made), tuple(seen), judged(), time.monotonic() - begin)
 
 
-def next_round(
-    found: Judgement,
-    nodes: int,
-    leaves: Sequence[Members],
-    made: int,
-    rng: random.Random,
-    between: MakePairs = apart,
-) -> Round | None:
-    """Return the round that may decide more after `made` rounds, None if all is decided; `between` as `screening`."""
+def next_round(found: Judgement, nodes: int, leaves: Sequence[Members], made: int, rng: random.Random) -> Round | None:
+    """Return the round that may decide more after `made` rounds, None if all is decided."""
     if found.sharing is not None and (found.confirm or (found.shared and found.suspects is not None)):
         return quiet(nodes, found.sharing, rng, made, found.confirm)
     if found.suspects is None:
@@ -424,7 +361,7 @@ def next_round(
     if found.suspects and made % 3 != 2:  # every third round pairs suspects with others
         # Suspects of known leaves are whole leaves. The others stay within theirs, too: few pairs across would be fast.
         return Round(RoundKind.AMONG_SUSPECTS, matching(nodes, leaves or found.suspects, rng))
-    return Round(RoundKind.SUSPECTS_AND_OTHERS, between(nodes, leaves or found.suspects, rng))
+    return Round(RoundKind.SUSPECTS_AND_OTHERS, apart(nodes, leaves or found.suspects, rng))
 
 
 def rejoined(pairs: Sequence[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
@@ -434,22 +371,18 @@ def rejoined(pairs: Sequence[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
     return tuple(kept + list(zip(left[::2], left[1::2], strict=False)))
 
 
-def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, seed: int, *, one_way: bool) -> Surveyed:
+def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, seed: int) -> Surveyed:
     """Survey a simulated cluster; rounds end when a real one would have used the budget, by the estimate."""
     noise = np.random.default_rng(seed)
     start = start_seconds(cluster.nodes, cluster.gpus)
     each = round_seconds(cluster.nodes, cluster.gpus, size_bytes, cluster.nic_gbs)
 
-    def measure(pairs: tuple[Pair, ...], only_one_way: bool) -> Sequence[float]:
-        return measured_rates(cluster, pairs, noise, one_way=only_one_way)
-
     done = survey_nodes(
         cluster.nodes,
         switches(cluster),
-        measure,
+        lambda pairs: measured_rates(cluster, pairs, noise),
         lambda made: start + (made + 1) * each <= budget_seconds,
         seed,
-        one_way=one_way,
     )
     return Surveyed(done.rounds, done.seen, done.judgement, start + len(done.rounds) * each)
 

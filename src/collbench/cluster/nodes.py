@@ -84,26 +84,6 @@ UNKNOWN = Effect(-1.0, (-1.0, math.expm1(_WIDEST)), State.UNDECIDED)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeEffect:
-    """A node as sender and receiver; both are the same effect where every pair was measured both ways."""
-
-    node: int
-    sends: Effect
-    receives: Effect
-
-    @property
-    def worse(self) -> Effect:
-        """The slower direction, which is what an all-reduce gets."""
-        return min(self.sends, self.receives, key=lambda effect: effect.ratio)
-
-    @property
-    def state(self) -> State:
-        """Slow if one direction is, else in doubt if one direction is, else healthy."""
-        states = {self.sends.state, self.receives.state}
-        return next(state for state in (State.SLOW, State.EITHER, State.UNDECIDED, State.HEALTHY) if state in states)
-
-
-@dataclass(frozen=True, slots=True)
 class Uplink:
     """The rate of pairs that leave a switch, against other switches. `name` is empty if the switch was inferred."""
 
@@ -114,16 +94,16 @@ class Uplink:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the pairs say. `typical_gbs` is a healthy pair under one switch, `across` what leaving a switch of a known
-    level costs as a ratio less 1, with `across_intervals` (95% for all levels together), `noise` one measurement's σ̂.
-    `suspects` are groups to measure among themselves, empty for more pairs at random, None if all is decided.
-    `fast_pair` are the only two fast nodes, if there are just two: no pair shows whether the others are slow or these
-    two share a switch. `sharing` is what pairs share if no switch is known. If `shared`, nodes are judged by it, and
-    `across` is what pairs lose that meet busy uplinks. `confirm` are slow nodes to measure again, when all else is
-    decided.
+    """What the pairs say of each node. `typical_gbs` is a healthy pair under one switch, `across` what leaving a switch
+    of a known level costs as a ratio less 1, with `across_intervals` (95% for all levels together), `noise` one
+    measurement's σ̂. `suspects` are groups to measure among themselves, empty for more pairs at random, None if all is
+    decided. `fast_pair` are the only two fast nodes, if there are just two: no pair shows whether the others are slow
+    or these two share a switch. `sharing` is what pairs share if no switch is known. If `shared`, nodes are judged by
+    it, and `across` is what pairs lose that meet busy uplinks. `confirm` are slow nodes to measure again, when all else
+    is decided.
     """
 
-    nodes: tuple[NodeEffect, ...]
+    nodes: tuple[Effect, ...]
     uplinks: tuple[Uplink, ...]
     typical_gbs: float
     across: tuple[float, ...]
@@ -146,9 +126,10 @@ class Judgement:
         return bool(self.slow_nodes) or any(uplink.effect.state is State.SLOW for uplink in self.uplinks)
 
     @property
-    def slow_nodes(self) -> tuple[NodeEffect, ...]:
+    def slow_nodes(self) -> Members:
         """The nodes that are significantly slow, the slowest first."""
-        return tuple(sorted((n for n in self.nodes if n.state is State.SLOW), key=lambda n: n.worse.ratio))
+        slow = (node for node, effect in enumerate(self.nodes) if effect.state is State.SLOW)
+        return tuple(sorted(slow, key=lambda node: self.nodes[node].ratio))
 
     @property
     def slow_uplinks(self) -> tuple[Uplink, ...]:
@@ -196,9 +177,8 @@ def _is_mixed(uplink: Uplink, seen: Sequence[Observation], sharing: Sharing) -> 
 def _unconfirmed(found: Judgement, seen: Sequence[Observation]) -> Members:
     """Return the slow nodes, unless they are many, that were not yet measured often enough while few others met."""
     confirmed = Counter(node for observed in seen if observed.kind is RoundKind.CONFIRMING for node in observed.pair)
-    slow = [effect.node for effect in found.slow_nodes]
-    few = 3 * len(slow) <= len(measured_nodes(seen))
-    return tuple(sorted(node for node in slow if few and confirmed[node] < _CONFIRMED))
+    few = 3 * len(found.slow_nodes) <= len(measured_nodes(seen))
+    return tuple(sorted(node for node in found.slow_nodes if few and confirmed[node] < _CONFIRMED))
 
 
 def _with_fast(found: Judgement, sharing: Sharing) -> Judgement:
@@ -208,20 +188,14 @@ def _with_fast(found: Judgement, sharing: Sharing) -> Judgement:
         fast = effect.state is State.UNDECIDED and reached is not None and reached.fast
         return replace(effect, state=State.HEALTHY) if fast else effect
 
-    return replace(
-        found,
-        nodes=tuple(
-            replace(effect, sends=sure(effect.sends, sends), receives=sure(effect.receives, receives))
-            for effect, sends, receives in zip(found.nodes, sharing.sends, sharing.receives, strict=True)
-        ),
-    )
+    return replace(found, nodes=tuple(map(sure, found.nodes, sharing.nodes)))
 
 
 def _judge_unknown(seen: Sequence[Observation], nodes: int) -> Judgement:
     """Return what pairs show of nodes, and of uplinks that are slower than others, if no switch is known."""
     # Pairs among suspects are left out at first: behind a slow uplink they are fast, which would hide what is slow.
     first = fit([observed for observed in seen if observed.kind is not RoundKind.AMONG_SUSPECTS])
-    low = {effect.node: effect.worse.ratio for effect in _node_effects(first) if effect.worse.ratio < -DELTA}
+    low = {node: effect.ratio for node, effect in _node_effects(first).items() if effect.ratio < -DELTA}
     of_low = (observed for observed in seen if low.keys() >= {*observed.pair})
     # What pairs of low nodes carried, as ratios less 1.
     among = grouped((observed.pair, observed.gbs / math.exp(first.typical) - 1) for observed in of_low)
@@ -232,8 +206,7 @@ def _judge_unknown(seen: Sequence[Observation], nodes: int) -> Judgement:
         Uplink("", members, _in_doubt(_effect(float(values[0]), float(errors[0]), quantile)))
         for members, values, errors in zip(groups, fitted.levels, fitted.level_errors, strict=True)
     ]
-    found = _judgement(nodes, fitted, uplinks, _suspects(fitted, low, among, groups))
-    found = replace(found, nodes=tuple(_unless_fast(effect, seen, found.typical_gbs) for effect in found.nodes))
+    found = _unless_fast(_judgement(nodes, fitted, uplinks, _suspects(fitted, low, among, groups)), seen)
     return _unless_strangers(found, {observed.pair for observed in seen}, groups)
 
 
@@ -242,11 +215,11 @@ def _unless_strangers(found: Judgement, met: Collection[Pair], groups: Sequence[
 
     They are to meet next.
     """
-    alone = [effect for effect in found.slow_nodes if not any(effect.node in group for group in groups)]
+    alone = sorted(node for node in found.slow_nodes if not any(node in group for group in groups))
     strangers = {
-        (effect.node, other.node)
-        for effect, other in combinations(sorted(alone, key=lambda effect: effect.node), 2)
-        if _alike(effect.worse.ratio, other.worse.ratio) and (effect.node, other.node) not in met
+        (node, other)
+        for node, other in combinations(alone, 2)
+        if _alike(found.nodes[node].ratio, found.nodes[other].ratio) and (node, other) not in met
     }
     if not strangers:
         return found
@@ -257,12 +230,7 @@ def _unless_strangers(found: Judgement, met: Collection[Pair], groups: Sequence[
             pairs |= dict.fromkeys(pair, pair)
     return replace(
         found,
-        nodes=tuple(
-            replace(effect, sends=_in_doubt(effect.sends), receives=_in_doubt(effect.receives))
-            if effect.node in doubted
-            else effect
-            for effect in found.nodes
-        ),
+        nodes=tuple(_in_doubt(effect) if node in doubted else effect for node, effect in enumerate(found.nodes)),
         suspects=tuple(dict.fromkeys(pairs.values())) if found.suspects is None else found.suspects,
     )
 
@@ -271,30 +239,25 @@ def _in_doubt(effect: Effect) -> Effect:
     return replace(effect, state=State.EITHER) if effect.state is State.SLOW else effect
 
 
-def _unless_fast(node_effect: NodeEffect, seen: Sequence[Observation], typical_gbs: float) -> NodeEffect:
-    """Return the node, not called slow if it was as fast as others, and by more than noise: then it met busy uplinks.
+def _unless_fast(found: Judgement, seen: Sequence[Observation]) -> Judgement:
+    """Return the judgement with no node called slow that was as fast as others, and by more than noise: then it met
+    busy uplinks.
 
     If it was so only once, or was faster than it seems but not as fast as others, it is in doubt: behind an uplink that
     slows it with others, another node may slow it.
     """
     full, sigma = full_rate(np.log([pair.gbs for pair in seen]))
-    full = max(full, math.log(typical_gbs))  # of few nodes, fewer than three measurements may be without the slow one
+    full = max(full, math.log(found.typical_gbs))  # of few nodes, fewer than three measurements may be without the slow
 
-    def checked(effect: Effect, logs: Sequence[float]) -> Effect:
+    def checked(node: int, effect: Effect) -> Effect:
         if effect.state is not State.SLOW:
             return effect
-        faster = [log - full for log in logs if log - full > math.log1p(effect.ratio) + clearly_below(sigma)]
+        least = math.log1p(effect.ratio) + clearly_below(sigma)
+        faster = [ratio for pair in seen if node in pair.pair and (ratio := math.log(pair.gbs) - full) > least]
         fast = sum(ratio > -DELTA for ratio in faster)
         return replace(effect, state=State.HEALTHY if fast > 1 else State.EITHER) if faster else effect
 
-    own = [pair for pair in seen if node_effect.node in pair.pair]
-    sends, receives = (
-        [math.log(pair.gbs) for pair in own if not pair.one_way or (pair.first == node_effect.node) is first]
-        for first in (True, False)
-    )
-    return replace(
-        node_effect, sends=checked(node_effect.sends, sends), receives=checked(node_effect.receives, receives)
-    )
+    return replace(found, nodes=tuple(checked(node, effect) for node, effect in enumerate(found.nodes)))
 
 
 def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switches]) -> Judgement:
@@ -318,12 +281,11 @@ def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switch
         for level in _known_uplinks(fitted, known)
         for uplink in level
     ]
-    open_nodes = {effect.node for effect in _node_effects(fitted) if effect.state is State.UNDECIDED}
+    open_nodes = {node for node, effect in _node_effects(fitted).items() if effect.state is State.UNDECIDED}
     open_uplinks = any(uplink.effect.state is State.UNDECIDED for uplink in uplinks)
     leaves = tuple(members for members in known[0].members if open_nodes & set(members))
     suspects = leaves if (leaves or open_uplinks) and not fitted.exhausted else None
-    found = _judgement(nodes, fitted, uplinks, suspects)
-    found = replace(found, nodes=tuple(_unless_fast(effect, seen, found.typical_gbs) for effect in found.nodes))
+    found = _unless_fast(_judgement(nodes, fitted, uplinks, suspects), seen)
     if found.judged:
         return found
     # Pairs that do not distinguish nodes accuse no uplink.
@@ -342,7 +304,7 @@ def _has_equal(uplink: Uplink, level: Sequence[Uplink], oversubscribed: bool) ->
 
 def _judge_sharing(sharing: Sharing) -> Judgement:
     """Return what nodes reach that share unreported uplinks."""
-    quantile = simultaneous_quantile(_QUIET_FREEDOM, 2 * len(sharing.sends))
+    quantile = simultaneous_quantile(_QUIET_FREEDOM, len(sharing.nodes))
 
     def effect(reached: Reached | None) -> Effect:
         if reached is None:
@@ -353,10 +315,7 @@ def _judge_sharing(sharing: Sharing) -> Judgement:
         return replace(found, state=State.EITHER)
 
     return Judgement(
-        nodes=tuple(
-            NodeEffect(node, effect(sends), effect(receives))
-            for node, (sends, receives) in enumerate(zip(sharing.sends, sharing.receives, strict=True))
-        ),
+        nodes=tuple(map(effect, sharing.nodes)),
         uplinks=(),
         typical_gbs=math.exp(sharing.full),
         across=(math.expm1(sharing.lost),),
@@ -381,11 +340,11 @@ def _known_uplinks(fitted: Fit, known: Sequence[Switches]) -> list[list[Uplink]]
 
 
 def _judgement(nodes: int, fitted: Fit, uplinks: Sequence[Uplink], suspects: tuple[Members, ...] | None) -> Judgement:
-    effects = {effect.node: effect for effect in _node_effects(fitted)}
+    effects = _node_effects(fitted)
     quantile = simultaneous_quantile(fitted.freedom, len(fitted.across))
     losses = [_effect(*one, quantile) for one in zip(fitted.across, fitted.across_errors, strict=True)]
     return Judgement(
-        nodes=tuple(effects.get(node, NodeEffect(node, UNKNOWN, UNKNOWN)) for node in range(nodes)),
+        nodes=tuple(effects.get(node, UNKNOWN) for node in range(nodes)),
         uplinks=tuple(uplinks),
         typical_gbs=math.exp(fitted.typical),
         across=tuple(loss.ratio for loss in losses),
@@ -396,16 +355,13 @@ def _judgement(nodes: int, fitted: Fit, uplinks: Sequence[Uplink], suspects: tup
     )
 
 
-def _node_effects(fitted: Fit) -> tuple[NodeEffect, ...]:
-    quantile = simultaneous_quantile(fitted.freedom, (1 + fitted.directed) * len(fitted.sends))
-    sends, receives = (
-        [
-            _effect(float(value), float(error), quantile, decided=not fitted.fast_pair)
-            for value, error in zip(values, errors, strict=True)
-        ]
-        for values, errors in ((fitted.sends, fitted.send_errors), (fitted.receives, fitted.receive_errors))
-    )
-    return tuple(NodeEffect(*both) for both in zip(fitted.nodes, sends, receives, strict=True))
+def _node_effects(fitted: Fit) -> dict[int, Effect]:
+    """Return the effect of each node that was measured."""
+    quantile = simultaneous_quantile(fitted.freedom, len(fitted.effects))
+    return {
+        node: _effect(float(value), float(error), quantile, decided=not fitted.fast_pair)
+        for node, value, error in zip(fitted.nodes, fitted.effects, fitted.errors, strict=True)
+    }
 
 
 def _effect(value: float, error: float, quantile: float, *, decided: bool = True) -> Effect:
@@ -446,7 +402,9 @@ def _suspects(
     if strangers or (len(low) > 1 and min(met[node] for node in low) < _ENOUGH_AMONG):
         return (tuple(sorted(low)),)
     undecided = {
-        effect.node for effect in _node_effects(fitted) if effect.state is State.UNDECIDED and not fitted.exhausted
+        node
+        for node, effect in _node_effects(fitted).items()
+        if effect.state is State.UNDECIDED and not fitted.exhausted
     }
     return tuple(members for members in groups if undecided & set(members)) if undecided else None
 
@@ -475,7 +433,7 @@ class NodeChoice:
     members: Members
     reason: str
     band: tuple[float, float] | None
-    left_out: tuple[tuple[int, NodeEffect | Uplink], ...]
+    left_out: tuple[tuple[int, Effect | Uplink], ...]
     switches: tuple[int, ...]
     heuristic: bool
 
@@ -485,7 +443,7 @@ def choose_nodes(judgement: Judgement, wanted: int, known: Sequence[Switches] = 
     nodes = len(judgement.nodes)
     if not 1 <= wanted <= nodes:
         raise UsageError(f"cannot choose {wanted} of {nodes} nodes: choose 1 to {nodes}")
-    rates = [1.0 if effect.state is State.HEALTHY else min(1.0, 1 + effect.worse.ratio) for effect in judgement.nodes]
+    rates = [1.0 if effect.state is State.HEALTHY else min(1.0, 1 + effect.ratio) for effect in judgement.nodes]
     limit, able = _able(rates, judgement.slow_uplinks, wanted)
     # Each node's switches from the top down: its pod, its leaf.
     homes = [
@@ -591,15 +549,15 @@ def _band(judgement: Judgement, members: Members, rates: Sequence[float]) -> tup
     return judgement.typical_gbs * crowded * (1 - DELTA), judgement.typical_gbs * once * (1 + DELTA)
 
 
-def _left_out(judgement: Judgement, chosen: set[int]) -> Iterable[tuple[int, NodeEffect | Uplink]]:
+def _left_out(judgement: Judgement, chosen: set[int]) -> Iterable[tuple[int, Effect | Uplink]]:
     behind = {node: uplink for uplink in judgement.slow_uplinks for node in uplink.members}
-    for effect in judgement.nodes:
-        if effect.node in chosen:
+    for node, effect in enumerate(judgement.nodes):
+        if node in chosen:
             continue
         if effect.state is not State.HEALTHY:
-            yield effect.node, effect
-        elif effect.node in behind:
-            yield effect.node, behind[effect.node]
+            yield node, effect
+        elif node in behind:
+            yield node, behind[node]
 
 
 # Which node is late: of a pair, the one that waits less in the barrier before a batch.

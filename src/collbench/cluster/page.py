@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from collbench.cluster.nodes import (
     UNKNOWN,
+    Effect,
     Judgement,
     LateNode,
     NodeChoice,
-    NodeEffect,
     State,
     Uplink,
 )
@@ -144,13 +144,13 @@ def _rounds(origin: SurveyOrigin) -> Iterator[str]:
 def _findings(origin: SurveyOrigin, judgement: Judgement) -> Iterator[str]:
     mark = origin.mark
     for node in judgement.slow_nodes:
-        yield f"slow      {origin.names[node.node]}: {described(node)}{mark}"
-    if any(node.sends == node.receives for node in judgement.slow_nodes):
-        yield "more      --one-way measures each direction by itself, and tells which one of a slow node is slow"
+        yield f"slow      {origin.names[node]}: {described(judgement.nodes[node])}{mark}"
     for uplink in judgement.slow_uplinks:
         yield f"{uplink.effect.state:9} {_uplink(uplink, origin.names)}{mark}"
-    either = [effect for effect in judgement.nodes if effect.state is State.EITHER]
-    undecided = [effect for effect in judgement.nodes if effect.state is State.UNDECIDED]
+    either, undecided = (
+        [(node, effect) for node, effect in enumerate(judgement.nodes) if effect.state is state]
+        for state in (State.EITHER, State.UNDECIDED)
+    )
     yield from _across(judgement, mark)
     if judgement.judged and not (judgement.slow_nodes or judgement.slow_uplinks):
         nothing = "no node and no uplink is slower than the others; if all are slow, only the typical rate shows it"
@@ -163,10 +163,10 @@ def _findings(origin: SurveyOrigin, judgement: Judgement) -> Iterator[str]:
         pair = format_node_list([origin.names[node] for node in judgement.fast_pair])
         yield f"undecided only {pair} are fast with each other: the others are slow, or these two share a switch{mark}"
     yield from (f"late      {_late(node, origin.names)}" for node in origin.late)
-    for effect in either:
-        yield f"either    {origin.names[effect.node]}: {described(effect)}{mark}"
-    for effect in undecided if judgement.judged else ():  # else their intervals say what the first line says
-        yield f"undecided {origin.names[effect.node]}: {described(effect)}{mark}"
+    for node, effect in either:
+        yield f"either    {origin.names[node]}: {described(effect)}{mark}"
+    for node, effect in undecided if judgement.judged else ():  # else their intervals say what the first line says
+        yield f"undecided {origin.names[node]}: {described(effect)}{mark}"
 
 
 def _across(judgement: Judgement, mark: str) -> Iterator[str]:
@@ -199,24 +199,22 @@ def _late(node: LateNode, names: Sequence[str]) -> str:
     return f"{names[node.node]} arrives at batches {after}, in {node.later} of {node.seen} trials"
 
 
-def described(effect: NodeEffect) -> str:
-    """Return how slow a node is, and in which direction if its directions differ."""
-    if effect.worse == UNKNOWN:
+def described(effect: Effect) -> str:
+    """Return how slow a node is."""
+    if effect == UNKNOWN:
         return "it was not measured"
-    low, high = effect.worse.interval
-    if effect.state is State.UNDECIDED and effect.worse.ratio >= -DELTA:
+    low, high = effect.interval
+    if effect.state is State.UNDECIDED and effect.ratio >= -DELTA:
         return f"uncertain: {1 + low:.0%} to {1 + high:.0%} of the typical node"
     if effect.state is State.EITHER:
-        return f"{-effect.worse.ratio:.1%} below the typical node: slow, or healthy behind an oversubscribed uplink"
+        return f"{-effect.ratio:.1%} below the typical node: slow, or healthy behind an oversubscribed uplink"
     perhaps = "" if effect.state is State.SLOW else "perhaps "
-    both = effect.sends == effect.receives or {effect.sends.state, effect.receives.state} == {effect.state}
-    direction = "" if both else "sending " if effect.worse is effect.sends else "receiving "
-    return f"{perhaps}{direction}{-effect.worse.ratio:.1%} below the typical node ({-high:.1%} to {-low:.1%})"
+    return f"{perhaps}{-effect.ratio:.1%} below the typical node ({-high:.1%} to {-low:.1%})"
 
 
-def left_out(why: NodeEffect | Uplink) -> str:
+def left_out(why: Effect | Uplink) -> str:
     """Return why a node was not taken."""
-    if isinstance(why, NodeEffect):
+    if isinstance(why, Effect):
         return described(why)
     slow = f"{-why.effect.ratio:.0%} below the others"
     return f"the uplinks of {why.name} are {slow}" if why.name else f"its leaf's uplinks are {slow}"
@@ -243,6 +241,6 @@ def _chosen(origin: SurveyOrigin, choice: NodeChoice) -> Iterator[str]:
         yield "search    heuristic: switches are filled greedily"
     by_reason: dict[str, list[str]] = defaultdict(list)
     for node, why in choice.left_out:
-        is_slow = isinstance(why, NodeEffect) and why.state is State.SLOW  # a line of its own says how slow
+        is_slow = isinstance(why, Effect) and why.state is State.SLOW  # a line of its own says how slow
         by_reason["slow" if is_slow else left_out(why)].append(origin.names[node])
     yield from (f"left out  {format_node_list(nodes)}: {text}{origin.mark}" for text, nodes in by_reason.items())

@@ -85,10 +85,10 @@ class Cluster:
         return tuple(leaf // self.pod_leaves if self.pod_leaves else 0 for leaf in self.leaf_of)
 
 
-def pair_rates(cluster: Cluster, pairs: Sequence[Pair], *, one_way: bool = False) -> tuple[float, ...]:
-    """Return each pair's true rate in GB/s while all pairs run concurrently, both ways or from first to second only."""
-    ends = [(pair, pair[::-1]) if not one_way else (pair,) for pair in pairs]
-    return tuple(_shares(cluster, [[_route(cluster, a, b) for a, b in flow] for flow in ends]).tolist())
+def pair_rates(cluster: Cluster, pairs: Sequence[Pair]) -> tuple[float, ...]:
+    """Return each pair's true rate in GB/s, the same in both directions, while all pairs run concurrently."""
+    flows = [(_route(cluster, a, b), _route(cluster, b, a)) for a, b in pairs]
+    return tuple(_shares(cluster, flows).tolist())
 
 
 def allreduce_busbw(cluster: Cluster, members: Sequence[int]) -> float:
@@ -109,11 +109,9 @@ def best_bound(cluster: Cluster, count: int) -> float:
     return min(cluster.inside_gbs, rates[count - 1]) if count > 1 else cluster.inside_gbs
 
 
-def measured_rates(
-    cluster: Cluster, pairs: Sequence[Pair], rng: np.random.Generator, *, one_way: bool = False
-) -> tuple[float, ...]:
+def measured_rates(cluster: Cluster, pairs: Sequence[Pair], rng: np.random.Generator) -> tuple[float, ...]:
     """Return each pair's rate in GB/s as one measurement of the round shows it: the true one, with trial noise."""
-    rates = pair_rates(cluster, pairs, one_way=one_way)
+    rates = pair_rates(cluster, pairs)
     return tuple((np.array(rates) * np.exp(rng.normal(0.0, cluster.noise, len(rates)))).tolist())
 
 
