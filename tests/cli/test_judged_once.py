@@ -42,7 +42,7 @@ def test_a_saved_run_is_judged_once(command: str, program: Program, calls: Count
 
 @pytest.mark.parametrize("command", ["pairs", "pairs --json", "check --quick"])
 def test_a_measurement_is_judged_once_at_its_end(command: str, program: Program, calls: Counter[str]) -> None:
-    """It was judged before, too: what would be accused is measured again."""
+    """It was judged before, too: what would be accused is measured again. Figures judge no simulated machine."""
     options = "--backend sim --fabric titan-rtx-nv2 --seed 1 --sizes 64M -o run.json"
     assert program(*command.split(), *options.split()).out
-    assert calls == {"read": 2, "judge": 1}
+    assert calls == {"read": 2} | ({"judge": 1} if "--json" in command else {})

@@ -39,7 +39,7 @@ from collbench.report import sentences
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Block, Lines, Page, Part, Table, both, listed, short, table, whole
 from collbench.report.text.matrix import at_largest, rates_line
-from collbench.report.text.reference import normal_line
+from collbench.report.text.verdicts import normal_line
 from collbench.runfile.codec import picked
 
 # On the short page: rows of a table, and the columns that it lacks, so that its lines fit a terminal of 80.
@@ -56,7 +56,7 @@ def collectives_page(diagnosis: Diagnosis) -> Page:
     groups = by_communicator(run)
     few, impossible_points, kinds = len(groups) <= 1, by_point(run), kinds_of(run)
     if any(measurement.samples for measurement in run.measurements):
-        yield from both("notes", *normal_line(diagnosis.references))
+        yield from both("notes", *normal_line(diagnosis))
     if not few:
         yield from short(*_communicators(ordinary(run)))
     for (operation, devices), measurements in sorted(groups.items()):

@@ -19,7 +19,7 @@ from collbench.model.units import every, figure, format_size
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Lines, Page, Part, both, prose, short, table, whole
 from collbench.report.text.matrix import at_largest, legend, rates_line, render_bandwidths, unit_of, value_of
-from collbench.report.text.reference import normal_line
+from collbench.report.text.verdicts import normal_line
 
 _MATRICES = (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
 _TABLES = {
@@ -65,7 +65,7 @@ def _copies_summary(diagnosis: Diagnosis, timed: Mapping[Variant, Sequence[Measu
         for operation, points in at_largest(measurements).items()
     ]
     if rows:
-        yield from both("notes", *normal_line(diagnosis.references))
+        yield from both("notes", *normal_line(diagnosis))
         yield from short(
             *_host_lines(run),
             Text(f"{sim(run)}copies, lowest to highest of all links or devices"),

@@ -33,9 +33,8 @@ from collbench.report import sentences
 from collbench.report.text.frame import alarm, ending, failures, header, headline, not_judged, origin, sim, troubled
 from collbench.report.text.layout import Figures, Lines, Page, Part, Table, both, listed, prose, short, table, whole
 from collbench.report.text.matrix import at_largest, heat_map, legend, render_bandwidths, undecided, unit_of, value
-from collbench.report.text.reference import normal_line
 from collbench.report.text.topology import render_labels
-from collbench.report.text.verdicts import contradicted, contradiction, found_json, p2p_line
+from collbench.report.text.verdicts import contradicted, contradiction, found_json, normal_line, p2p_line
 from collbench.runfile.codec import picked, plain
 
 if TYPE_CHECKING:
@@ -55,8 +54,8 @@ def pairs_page(diagnosis: Diagnosis) -> Page:
         yield Lines("\n".join(recommended(run, [*choose_each(run)])))
         yield from p2p_line(diagnosis)
         # Below a fault that no figure sees, nothing may read "normal".
-        if diagnosis.references.below or not contradiction(diagnosis):
-            yield from normal_line(diagnosis.references)
+        if diagnosis.below or not contradiction(diagnosis):
+            yield from normal_line(diagnosis)
     yield from whole("header", Lines(f"\n{header(every)}" if ranking else header(every)))
     source = "from NUMA nodes" if capabilities(run.backend).cores else "as nvidia-smi topo -m names them"
     yield from whole("labels", Figures(f"\nlabels ({source})\n{render_labels(run.devices, run.paths)}"))

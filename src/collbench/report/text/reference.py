@@ -190,9 +190,7 @@ def below(answers: Answers) -> str:
 
 
 def normal_line(answers: Answers) -> Iterator[Lines]:
-    """Yield the reference figure with the worst result, and what no figure judges; nothing for a simulated machine."""
-    if capabilities(answers.run.backend).simulated:
-        return
+    """Yield the reference figure with the worst result, and what no figure judges."""
     if not answers.answers:
         yield Lines(f"rates     not judged: no reference figure for {_kind(answers)}")
         return

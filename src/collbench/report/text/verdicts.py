@@ -17,7 +17,6 @@ from collbench.model.errors import ExitStatus
 from collbench.model.run import CommandKind, Run, device_sets, tags
 from collbench.model.units import abridged, amount, figure, fixed, format_size, grouped, sentence, span, verb
 from collbench.report import sentences
-from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim, unhealthy_lines
 from collbench.report.text.frame import not_judged as not_judged_line
 from collbench.report.text.layout import Block, Found, Lines, Page, Part, both, more, prose, short, whole
@@ -52,7 +51,7 @@ def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part | Blo
     faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
     if not any(verdict.severity in _FAILURES or verdict.kind is Kind.IMPOSSIBLE for verdict in faults):
         yield from alarm(run)  # else the conclusion says what failed
-    below = diagnosis.references.below
+    below = diagnosis.below
     worst = faults[0].severity if faults else Severity.CONTRADICTION if below else Severity.INFO
     concluded = Text(conclusion(diagnosis), "" if worst is Severity.INFO else _STYLES[worst])
     if faults or below:
@@ -63,7 +62,7 @@ def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part | Blo
         yield Text(f"FAILED: {shortfall}", ALARM)
     judged = [*_judged(diagnosis)]
     if below or not faults:  # below a fault that no figure sees, nothing may read "normal"
-        judged += reference.normal_line(diagnosis.references)
+        judged += normal_line(diagnosis)
     yield from [] if faults or below else [concluded]
     yield from short(*judged)
     yield from whole("header", Lines(header(run)))
@@ -81,6 +80,26 @@ def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part | Blo
     if further:
         yield from (*([Text()] if faults else []), *further)
     yield from short(Lines(f"\n{origin(run)}"))
+
+
+# Published figures judge no simulated machine: its pages load neither these nor what words them.
+
+
+def normal_line(diagnosis: Diagnosis) -> Iterator[Lines]:
+    """Yield the reference figure with the worst result, and what no figure judges; nothing for a simulated machine."""
+    if not capabilities(diagnosis.run.backend).simulated:
+        from collbench.report.text import reference
+
+        yield from reference.normal_line(diagnosis.references)
+
+
+def _below(diagnosis: Diagnosis) -> str:
+    """Return the first result that is below its band, in one line; "" if there is none."""
+    if not diagnosis.below:
+        return ""
+    from collbench.report.text import reference
+
+    return reference.below(diagnosis.references)
 
 
 def against_staging(diagnosis: Diagnosis) -> str:
@@ -139,6 +158,8 @@ def dumps(
 
 def as_json(diagnosis: Diagnosis, exit_status: int | None = None, shortfall: str = "") -> dict[str, Any]:
     """Return the same in JSON's own types."""
+    from collbench.report.text import reference  # late, as above
+
     run, covered = diagnosis.run, diagnosis.coverage
     return head("check", run.backend) | {
         **picked(run.machine, "hostname", "fabric"),
@@ -201,7 +222,7 @@ def conclusion(diagnosis: Diagnosis) -> str:
     """Return the worst that was found, and where, and how much more; how many pairs were judged, if not all."""
     run, covered = diagnosis.run, diagnosis.coverage
     share = pairs_judged(len(covered.judged), covered.pairs)
-    if worst := worst_of(run, diagnosis.verdicts) or reference.below(diagnosis.references):
+    if worst := worst_of(run, diagnosis.verdicts) or _below(diagnosis):
         return worst if len(covered.judged) == covered.pairs else f"{worst}. {sentence(share)}"
     if covered.alone:
         return f"{run.devices[0].tag}: slot, health and copies with host memory agree. One GPU has no pair to judge."
@@ -251,7 +272,7 @@ def contradiction(diagnosis: Diagnosis) -> str:
         for verdict in verdicts
         if verdict.severity is Severity.CONTRADICTION and verdict.kind is not Kind.IMPOSSIBLE
     ]
-    return worst_of(diagnosis.run, found) or reference.below(diagnosis.references)
+    return worst_of(diagnosis.run, found) or _below(diagnosis)
 
 
 def status_of(diagnosis: Diagnosis) -> ExitStatus:
