@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from collbench.choose.choice import LeftOut, Unfit, Why
-from collbench.choose.select import broken_pairs, left_out, marks
+from collbench.choose.fitness import broken_pairs, left_out, marks
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, Health, Measurement, Run
 from tests.builders import gpus, hot, in_words, measured, pair_run, run_of, shared, throttled

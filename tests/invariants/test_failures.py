@@ -8,7 +8,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.choose.select import choose, left_out
+from collbench.choose.fitness import left_out
+from collbench.choose.select import choose
 from collbench.judge.compare import compare
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.outcome import TroubleKind, outcome

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.choose.select import broken_pairs
+from collbench.choose.fitness import broken_pairs
 from collbench.judge.outcome import AbsenceKind, outcome
 from collbench.judge.physics import Check
 from collbench.judge.summary import LinkFit, RankedWork, fit_links, host_shares, rank_summary

@@ -20,6 +20,7 @@ from collbench.api.measuring import measure, wrong_data_of
 from collbench.api.selecting import ChoiceRequest, Selected, SelectRequest, named
 from collbench.choose import freshness
 from collbench.choose.choice import QUICK_PROBE, Choice, Omitted, Origin, against, saved_run
+from collbench.choose.fitness import left_out
 from collbench.choose.freshness import part, spread
 from collbench.judge.outcome import outcome
 from collbench.machine import kernel
@@ -407,11 +408,9 @@ def find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
     if found is None:
         return probe(criteria, refused, notices)
     run = as_now(found.run, criteria.present.states)
-    if request.allow_busy and not criteria.all_wanted and len(criteria.candidates) > 1:
-        from collbench.choose.select import left_out  # late: numpy
-
-        if len(left_out(run)) > len(left_out(run, allow_busy=True)):  # someone is
-            return probe(criteria, "a saved run does not show what other processes use now: ", notices)
+    compares = request.allow_busy and not criteria.all_wanted and len(criteria.candidates) > 1
+    if compares and len(left_out(run)) > len(left_out(run, allow_busy=True)):  # someone is busy
+        return probe(criteria, "a saved run does not show what other processes use now: ", notices)
     return SuitableRun(run, found.source)
 
 

@@ -12,6 +12,7 @@ from collbench import torchrun
 from collbench.api import SILENT, Notices, by_run
 from collbench.api.selecting import ChoiceRequest
 from collbench.choose.choice import against
+from collbench.choose.fitness import left_out
 from collbench.judge.outcome import outcome
 from collbench.machine import device_names
 from collbench.measurement.backends import factory
@@ -124,8 +125,6 @@ def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
 
 
 def _by_hand(device_list: str, max_age: timedelta, present: Present, notices: Notices) -> Chosen:
-    from collbench.choose.select import left_out
-
     devices = device_names.select(present.every, device_list)
     cut = [device.tag for device in devices if device in present.mig]
     if cut:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from collbench.choose.choice import Unfit
+from collbench.choose.fitness import left_out
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration
 from collbench.model.run import Device, Run, Sample
@@ -101,8 +102,7 @@ def unfit(run: Run) -> str:
     A run of 8 bytes was not meant for choosing, and other jobs' load then is not today's load. Runs of only registered
     memory, or of communicators with a config, are for jobs that use the same.
     """
-    from collbench.choose.select import left_out  # late: numpy
-    from collbench.judge.registration import kinds_of
+    from collbench.judge.registration import kinds_of  # late: numpy
 
     kinds = kinds_of(run)
     if kinds and Registration.NONE not in kinds:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from collbench.choose.select import choose_each, evidence, left_out
+from collbench.choose.fitness import left_out
+from collbench.choose.select import choose_each, evidence
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.registration import ordinary
 from collbench.model.run import CommandKind

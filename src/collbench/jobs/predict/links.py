@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from collbench.choose.select import left_out
+from collbench.choose.fitness import left_out
 from collbench.judge.registration import ordinary
 from collbench.judge.stats import summarize
 from collbench.model.capabilities import capabilities

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from collbench.choose.select import choose_each, evidence, left_out
+from collbench.choose.fitness import left_out
+from collbench.choose.select import choose_each, evidence
 from collbench.judge.compare import compare
 from collbench.judge.diagnose import Diagnosis, Severity
 from collbench.judge.outcome import Outcome, outcome, without_idle

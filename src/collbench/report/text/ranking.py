@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from collbench.choose.choice import Choice
-from collbench.choose.select import choose_each, evidence, left_out
+from collbench.choose.fitness import left_out
+from collbench.choose.select import choose_each, evidence
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import MIN_TRIALS
