@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from collbench.choose.select import choose, evidence
 from collbench.judge.diagnose import judge
-from collbench.judge.registration import kinds_of, ordinary, ranges, side_by_side, winner, winners
+from collbench.judge.registration import ranges, side_by_side, winner, winners
 from collbench.judge.stats import median_interval
 from collbench.model.operations import Operation, Registration, Variant
-from collbench.model.run import Measurement, Run
+from collbench.model.run import Measurement, Run, ordinary, registrations
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 
 NONE, BUFFER, WINDOW = Registration
@@ -99,7 +99,7 @@ def test_machines_are_judged_and_chosen_by_ordinary_memory() -> None:
     rates = {(0, 1): 100.0, (0, 2): 50.0, (1, 2): 60.0}
     plain = pair_run(3, lambda a, b: rates[a, b])
     both = also_on(plain, WINDOW, 1.7)
-    assert kinds_of(both) == (NONE, WINDOW)
+    assert registrations(both) == (NONE, WINDOW)
     assert ordinary(both).measurements == plain.measurements
     assert choose(both, 2) == choose(plain, 2)
     assert judge(both) == judge(plain)

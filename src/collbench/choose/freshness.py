@@ -12,7 +12,7 @@ from collbench.choose.choice import Unfit
 from collbench.choose.fitness import left_out
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration
-from collbench.model.run import Device, Run, Sample
+from collbench.model.run import Device, Run, Sample, registrations
 from collbench.model.units import AGES, TELLING_BYTES, fixed
 
 
@@ -102,9 +102,7 @@ def unfit(run: Run) -> str:
     A run of 8 bytes was not meant for choosing, and other jobs' load then is not today's load. Runs of only registered
     memory, or of communicators with a config, are for jobs that use the same.
     """
-    from collbench.judge.registration import kinds_of  # late: numpy
-
-    kinds = kinds_of(run)
+    kinds = registrations(run)
     if kinds and Registration.NONE not in kinds:
         special = "registered memory or a configuration"
         return f"it used NCCL settings ({special}) that a job has only if it sets them, too"

@@ -34,7 +34,6 @@ from collbench.choose.problem import (
 from collbench.choose.search import FURTHER_ROUNDS, further, search
 from collbench.choose.wiring import Rates, Sets, wiring
 from collbench.judge.outcome import outcome
-from collbench.judge.registration import ordinary
 from collbench.judge.stats import MIN_TRIALS, Summary, most_measured, simultaneous_quantile, summarize
 from collbench.judge.tiers import (
     Estimate,
@@ -50,7 +49,7 @@ from collbench.judge.tiers import (
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Measurement, Members, Run
+from collbench.model.run import Measurement, Members, Run, ordinary
 from collbench.model.units import SMALL_BYTES, every, fixed, verb
 
 # Which k devices to use: predicted, then tie-broken.

@@ -22,6 +22,7 @@ from collbench.model.run import (
     SkipKind,
     Skipped,
     at_the_ends,
+    ordinary,
 )
 from collbench.model.units import grouped
 
@@ -325,7 +326,6 @@ def without_idle(run: Run) -> Run:
         return run
     from collbench.judge.diagnose.blame import idle_among  # late: hardly a run needs the judge of links for this
     from collbench.judge.diagnose.readings import Facts
-    from collbench.judge.registration import ordinary
 
     idle = idle_among(Facts(ordinary(run)), seen)
     if not idle:

@@ -17,7 +17,6 @@ from collbench.judge import between_runs
 from collbench.judge.between_runs import Key, estimates, points_by_key
 from collbench.judge.outcome import UNANSWERED, TroubleKind, outcome, unordered
 from collbench.judge.physics import MARGIN, Impossible, Nvls, impossible, nvls
-from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import MIN_TRIALS, Variance, reach, summarize
 from collbench.judge.tiers import Estimate, pair_labels, sets_of
 from collbench.machine import theory
@@ -25,7 +24,7 @@ from collbench.machine.labels import nvlink_count
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Registration, Variant, Work
-from collbench.model.run import Layout, Measurement, Run
+from collbench.model.run import Layout, Measurement, Run, ordinary, registrations
 from collbench.model.units import grouped
 from collbench.runfile.codec import build
 
@@ -403,7 +402,7 @@ class Answers:
 
 def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = None) -> Answers:
     """Return how the figures judge a run; only one operation if given. They judge no simulated machine."""
-    memory, run = kinds_of(run), ordinary(run)
+    memory, run = registrations(run), ordinary(run)
     names = {device.name for device in run.devices}
     alike = len(names) == 1 and not capabilities(run.backend).simulated
     ours = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import groupby
@@ -25,35 +25,10 @@ if TYPE_CHECKING:
     from collbench.judge.tails import Tails
 
 
-def kinds_of(run: Run) -> tuple[Registration, ...]:
-    """Return the kinds of memory that the run's collectives were timed on."""
-    kinds = {timed.point.registration for timed in run.measurements if timed.point.operation.is_collective}
-    return tuple(kind for kind in Registration if kind in kinds)
-
-
-def ordinary(run: Run) -> Run:
-    """Return the run with only its collectives on ordinary memory, by which machines are judged and GPUs chosen.
-
-    If it has none of these, it returns those on the first other kind of memory.
-    """
-    kinds = kinds_of(run)
-    return run if kinds in ((), (Registration.NONE,)) else on_memory(run, kinds[0])
-
-
 def by_communicator(run: Run) -> dict[tuple[Operation, tuple[int, ...]], list[Measurement]]:
     """Return the collectives of each operation on each set of devices, in the file's order."""
     collectives = (measurement for measurement in run.measurements if measurement.point.operation.is_collective)
     return grouped(((timed.point.operation, timed.point.members), timed) for timed in collectives)
-
-
-def on_memory(run: Run, kind: Registration) -> Run:
-    """Return the run with only its collectives on one kind of memory, as if that were ordinary."""
-    kept = (
-        replace(measurement, point=replace(measurement.point, registration=Registration.NONE))
-        for measurement in run.measurements
-        if measurement.point.registration is kind or not measurement.point.operation.is_collective
-    )
-    return replace(run, measurements=list(kept))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from typing import Any, Protocol
@@ -595,3 +595,25 @@ def new_errors(run: Run, field: str) -> dict[int, tuple[int, int]]:
     states = zip(range(len(run.devices)), run.health_before, run.health_after, strict=False)
     counts = {position: (getattr(before, field), getattr(after, field)) for position, before, after in states}
     return {position: ends for position, ends in counts.items() if None not in ends and ends[0] < ends[1]}
+
+
+def registrations(run: Run) -> tuple[Registration, ...]:
+    """Return the kinds of memory that the run's collectives were timed on."""
+    kinds = {timed.point.registration for timed in run.measurements if timed.point.operation.is_collective}
+    return tuple(kind for kind in Registration if kind in kinds)
+
+
+def ordinary(run: Run) -> Run:
+    """Return the run with only its collectives on ordinary memory, by which machines are judged and GPUs chosen.
+
+    If it has none of these, it returns those on the first other kind of memory, as if that were ordinary.
+    """
+    kinds = registrations(run)
+    if kinds in ((), (Registration.NONE,)):
+        return run
+    kept = (
+        replace(timed, point=replace(timed.point, registration=Registration.NONE))
+        for timed in run.measurements
+        if timed.point.registration is kinds[0] or not timed.point.operation.is_collective
+    )
+    return replace(run, measurements=list(kept))

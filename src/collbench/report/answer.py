@@ -7,8 +7,7 @@ from typing import Any
 from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
 from collbench.judge.diagnose import Diagnosis
-from collbench.judge.registration import ordinary
-from collbench.model.run import CommandKind
+from collbench.model.run import CommandKind, ordinary
 from collbench.report.rows import Table
 from collbench.report.text import ranking, verdicts
 from collbench.report.text.frame import headline

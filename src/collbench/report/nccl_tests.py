@@ -9,11 +9,11 @@ from itertools import pairwise
 
 from collbench.judge.outcome import outcome, without_idle
 from collbench.judge.physics import Impossible, by_point
-from collbench.judge.registration import by_communicator, ordinary
+from collbench.judge.registration import by_communicator
 from collbench.judge.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import DataPoint, Measurement, Run
+from collbench.model.run import DataPoint, Measurement, Run, ordinary
 from collbench.model.units import DTYPE_BYTES
 from collbench.report import sentences
 from collbench.report.text.frame import worst_troubles

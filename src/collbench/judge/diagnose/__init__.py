@@ -25,13 +25,12 @@ from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAG
 from collbench.judge.diagnose.reported import reported
 from collbench.judge.diagnose.verdict import Kind, Link, Severity, Verdict, explained
 from collbench.judge.outcome import UNANSWERED, Absence, AbsenceKind, Absences, outcome
-from collbench.judge.registration import ordinary
 from collbench.judge.stats import MIN_TRIALS
 from collbench.machine.labels import is_nvlink
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Pair, Run, tags
+from collbench.model.run import Pair, Run, ordinary, tags
 from collbench.model.units import abridged, figure, format_size, grouped
 
 if TYPE_CHECKING:

@@ -19,8 +19,6 @@ from collbench.judge.registration import (
     SmallAllreduces,
     Winner,
     by_communicator,
-    kinds_of,
-    ordinary,
     published,
     ranges,
     side_by_side,
@@ -32,7 +30,7 @@ from collbench.judge.tails import PERCENTILES, RankTails, Tails, fewest_launches
 from collbench.judge.tiers import rank_pairs
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration, Variant
-from collbench.model.run import DataPoint, Measurement, Run, tags
+from collbench.model.run import DataPoint, Measurement, Run, ordinary, registrations, tags
 from collbench.model.skew import imbalance
 from collbench.model.units import DTYPE_BYTES, counted, format_size, grouped, micro, span
 from collbench.report import sentences
@@ -54,7 +52,7 @@ def collectives_page(diagnosis: Diagnosis) -> Page:
         yield rates_line(run, largest)
     yield from whole("header", Lines(header(run)))
     groups = by_communicator(run)
-    few, impossible_points, kinds = len(groups) <= 1, by_point(run), kinds_of(run)
+    few, impossible_points, kinds = len(groups) <= 1, by_point(run), registrations(run)
     if any(measurement.samples for measurement in run.measurements):
         yield from both("notes", *normal_line(diagnosis))
     if not few:

@@ -13,7 +13,6 @@ from collbench.choose.choice import Choice
 from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
 from collbench.judge.diagnose import Diagnosis
-from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import MIN_TRIALS
 from collbench.judge.tiers import (
     RankedLink,
@@ -28,7 +27,7 @@ from collbench.judge.tiers import (
 from collbench.model import units
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Run, tags
+from collbench.model.run import Run, ordinary, registrations, tags
 from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
 from collbench.report import sentences
 from collbench.report.text.frame import alarm, ending, failures, header, headline, not_judged, origin, sim, troubled
@@ -70,7 +69,7 @@ def pairs_page(diagnosis: Diagnosis) -> Page:
         yield from whole("tiers", Text(), *_pairs(run, ranking, _PAIR_ROWS))
     elif matrices:
         yield from short(*matrices[0], legend())
-    if len(kinds_of(every)) > 1:
+    if len(registrations(every)) > 1:
         from collbench.report.text.collectives import fastest_memory  # late: few runs need it
 
         yield from both("tables", *fastest_memory(every))
