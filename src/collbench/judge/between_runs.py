@@ -147,12 +147,8 @@ class PointPair:
         return self.old.cautious_error**2 + self.now.cautious_error**2
 
 
-class Pool(StrEnum):
-    """Parts of a variance that many answers share, each as earlier runs show it."""
-
-    RUNS = "earlier runs"
-    LINKS = "links of earlier runs"
-    WORKS = "works of earlier runs"
+# The parts of a variance that many answers share, of runs, links and works, each as earlier runs show it.
+OF_HISTORY = "earlier runs", "links of earlier runs", "works of earlier runs"
 
 
 def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Variance]:
@@ -170,7 +166,7 @@ def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Variance]:
             yield Variance((weight * estimate.cautious_error) ** 2, estimate.freedom, f"{run} {estimate.label}")
     runs = [pair.between for _, pair in weighted]
     history = all(run.origin is VariationSource.HISTORY for run in runs)
-    of_runs, of_links, of_works = (*Pool,) if history else ("runs", "links", "works")
+    of_runs, of_links, of_works = OF_HISTORY if history else ("runs", "links", "works")
     links = 2 * sum(deviation**2 for deviation in own.values())
     yield Variance(links, min(run.own_freedom for run in runs), of_links)
     each = 2 * sum(deviation**2 for deviation in works.values())

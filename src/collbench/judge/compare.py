@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median_high, median_low
@@ -12,9 +12,9 @@ from typing import Any
 
 from collbench.judge.between_runs import (
     NO_VARIATION,
+    OF_HISTORY,
     Key,
     PointPair,
-    Pool,
     Variation,
     in_both,
     parts_of,
@@ -420,12 +420,11 @@ def _level(pairs: Sequence[PointPair], groups: int) -> Level:
     """Return the chance of error of each answer. Small sizes, whose δ is three times as large, share none."""
     decided = [pair.key for pair in pairs if pair.decided]
     large = [key for key in decided if key.size_bytes >= TELLING_BYTES]
-    shares: dict[Pool, Sized] = {
-        Pool.RUNS: {key.size_bytes for key in large},
-        Pool.LINKS: {(key.size_bytes, frozenset(key.members)) for key in large},
-        Pool.WORKS: {(key.size_bytes, key.work) for key in large},
-    }
-    shared = {str(pool): _SHARED_ALPHA / max(1, len(those)) for pool, those in shares.items()}
+    of_runs = len({key.size_bytes for key in large})
+    of_links = len({(key.size_bytes, frozenset(key.members)) for key in large})
+    of_works = len({(key.size_bytes, key.work) for key in large})
+    answers = zip(OF_HISTORY, (of_runs, of_links, of_works), strict=True)
+    shared = {pool: _SHARED_ALPHA / max(1, count) for pool, count in answers}
     return Level(_ALPHA / max(1, len(decided) + groups), shared)
 
 

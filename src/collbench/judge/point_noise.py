@@ -43,13 +43,9 @@ class _Spread(NamedTuple):
     gaps: tuple[float, ...]
 
 
-class _Kind(NamedTuple):
-    """What data points have in common that may be equally noisy, the widest kind first."""
-
-    large: bool
-    collective: bool
-    labels: frozenset[str]
-    work: Work
+# What data points have in common that may be equally noisy, the widest kind first: whether they are large, whether
+# collectives, the labels among their members, and their work.
+_Kind = tuple[bool, bool, frozenset[str], Work]
 
 
 @dataclass(slots=True)
@@ -98,7 +94,7 @@ def _points(run: Run) -> list[_Point]:
     return [
         _Point(
             measurement,
-            _Kind(at.size_bytes >= TELLING_BYTES, at.operation.is_collective, labels_of(at.members), at.work),
+            (at.size_bytes >= TELLING_BYTES, at.operation.is_collective, labels_of(at.members), at.work),
             _spread(tuple(trial_seconds(measurement))),
         )
         for measurement in run.measurements

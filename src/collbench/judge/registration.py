@@ -149,9 +149,6 @@ class CustomAllReduce:
 class PublishedTimes:
     """The file of these times (benchmarks/published_latencies.py makes it, and says which machines it leaves out)."""
 
-    format: str
-    format_version: int
-    collected: str
     conditions: str
     source: str
     license: str

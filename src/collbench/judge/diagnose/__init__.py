@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, permutations
@@ -98,22 +98,6 @@ def coverage(facts: Facts) -> Coverage:
     return Coverage(tuple(judged), missed, len(run.devices) == 1 and bool(facts.readings.host(0)))
 
 
-def healthy(judged: Iterable[Pair], slow: Iterable[Reading], verdicts: Collection[Verdict]) -> tuple[Pair, ...]:
-    """Return the judged pairs without a fault, and without a slow reading."""
-    left_open = {frozenset(reading.members) for reading in slow}
-    return tuple(
-        pair
-        for pair in judged
-        if frozenset(pair) not in left_open and not any(verdict.concerns(pair) for verdict in verdicts)
-    )
-
-
-def rates(facts: Facts, pairs: Iterable[Pair]) -> dict[str, list[Reading]]:
-    """Return what shows the rates of the pairs' links, by label."""
-    readings = (_shown(facts, link) for a, b in pairs for link in ((a, b), (b, a)))
-    return grouped((reading.label, reading) for reading in readings if reading)
-
-
 def _shown(facts: Facts, link: Link) -> Reading | None:
     """Return a link's fastest copy, or without copies the first collective that was measured on the pair."""
     if (copy := facts.readings.best(link, 1)) is not None:
@@ -121,21 +105,6 @@ def _shown(facts: Facts, link: Link) -> Reading | None:
     pair = (min(link), max(link))
     collectives = (facts.readings.of(work).get(pair) for work in facts.readings.works(collective=True))
     return next((reading for reading in collectives if reading), None)
-
-
-def far_below_theory(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> dict[str, float]:
-    """Return the labels whose links all copy at less than half of their theory, with the most that one reaches.
-
-    Where all links are slow none is slower than others, and labels imply no rate of a path over PCIe. A collective or a
-    small copy reaches less on healthy links, too.
-    """
-    shares = dict[str, float]()
-    for label, readings in rates.items():
-        large = (reading for reading in readings if reading.size_bytes >= COPY_BYTES)
-        copies = [reading for reading in large if reading.work.operation.is_copy]
-        of_theory = [copy.gbs / limit for copy in copies if (limit := facts.limit(copy.members))]
-        shares |= {label: max(of_theory)} if len(of_theory) == len(readings) else {}
-    return {label: share for label, share in shares.items() if share < _FAR_BELOW}
 
 
 def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> str:
@@ -163,17 +132,6 @@ def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> s
                 why = f"{slots} slow, or an uplink above{', or that memory is at another socket' if may_be_far else ''}"
                 return f"{tags(slow, facts.run.devices)} {copy} with host memory at {rates_of}: {why}"
     return ""
-
-
-def suspects(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> list[Pair]:
-    """Return the pairs far below their like without a verdict, the slowest first: more trials may tell why."""
-    usuals = ((_usual(alike), alike) for alike in _copies_alike(facts, rates))
-    shares = [
-        (reading.gbs / usual, (min(reading.members), max(reading.members)))
-        for usual, alike in usuals
-        for reading in alike
-    ]
-    return list(dict.fromkeys(pair for share, pair in sorted(shares) if share < _SUSPECT))
 
 
 def _copies_alike(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> Iterable[list[Reading]]:
@@ -363,23 +321,45 @@ class Diagnosis:
 
     @cached_property
     def healthy(self) -> tuple[Pair, ...]:
-        """The judged pairs without a fault."""
-        return healthy(self.coverage.judged, self.unstaged, self.verdicts)
+        """The judged pairs without a fault, and without a slow reading."""
+        left_open = {frozenset(reading.members) for reading in self.unstaged}
+        return tuple(
+            pair
+            for pair in self.coverage.judged
+            if frozenset(pair) not in left_open and not any(verdict.concerns(pair) for verdict in self.verdicts)
+        )
 
     @cached_property
     def rates(self) -> dict[str, list[Reading]]:
         """What shows the rates of their links, by label."""
-        return rates(self.facts, self.healthy)
+        readings = (_shown(self.facts, link) for a, b in self.healthy for link in ((a, b), (b, a)))
+        return grouped((reading.label, reading) for reading in readings if reading)
 
     @property
     def far_below(self) -> dict[str, float]:
-        """The labels of which all these links reach less than half of theory, with the most that one reaches."""
-        return far_below_theory(self.facts, self.rates)
+        """The labels whose healthy links all copy at less than half of their theory, with the most that one reaches.
+
+        Where all links are slow none is slower than others, and labels imply no rate of a path over PCIe. A collective
+        or a small copy reaches less on healthy links, too.
+        """
+        shares = dict[str, float]()
+        for label, readings in self.rates.items():
+            large = (reading for reading in readings if reading.size_bytes >= COPY_BYTES)
+            copies = [reading for reading in large if reading.work.operation.is_copy]
+            of_theory = [copy.gbs / limit for copy in copies if (limit := self.facts.limit(copy.members))]
+            shares |= {label: max(of_theory)} if len(of_theory) == len(readings) else {}
+        return {label: share for label, share in shares.items() if share < _FAR_BELOW}
 
     @property
     def suspects(self) -> list[Pair]:
-        """The pairs far below their like without a verdict, the slowest first."""
-        return suspects(self.facts, self.rates)
+        """The pairs far below their like without a verdict, the slowest first: more trials may tell why."""
+        usuals = ((_usual(alike), alike) for alike in _copies_alike(self.facts, self.rates))
+        shares = [
+            (reading.gbs / usual, (min(reading.members), max(reading.members)))
+            for usual, alike in usuals
+            for reading in alike
+        ]
+        return list(dict.fromkeys(pair for share, pair in sorted(shares) if share < _SUSPECT))
 
     @cached_property
     def left_open(self) -> str:
