@@ -244,3 +244,24 @@ def test_of_sets_that_nccl_cannot_tell_apart_one_is_measured() -> None:
     found = [some.members for some in further(wired, field, {(0, 1, 2, 3): 50.0}, 0.02, 1.0)]
     orders = [[some[place] // 2 == some[place + 1] // 2 for place in range(3)] for some in found]
     assert sorted(orders) == [[False, False, True], [False, True, False], [True, False, False]]
+
+
+@pytest.mark.parametrize(
+    ("title", "measured", "expected"),
+    [
+        ("one set on two host bridges lost", {(0, 2, 4, 6): 20.0, (0, 1, 2, 3): 15.0}, [(4, 5, 6, 7)]),
+        ("two did", {(0, 2, 4, 6): 20.0, (0, 1, 2, 3): 15.0, (0, 1, 4, 5): 16.0}, []),
+        ("none was measured", {(0, 2, 4, 6): 20.0}, []),
+        ("one won", {(0, 2, 4, 6): 20.0, (0, 1, 2, 3): 21.0}, []),
+    ],
+)
+def test_a_set_of_fewest_hops_through_the_host_is_not_judged_by_one_other(
+    title: str, measured: Mapping[Members, float], expected: list[Members]
+) -> None:
+    """GPU1 may be slow in one direction, which a pair whose directions share a slower host bridge does not show."""
+    wired, sets = machine(8, hosts=((0, 1), (2, 3), (4, 5), (6, 7))), list(combinations(range(8), 4))
+    alike = np.ones(len(sets))
+    hops = np.array([len({member // 2 for member in some}) for some in sets], dtype=float)
+    hi = np.array([18.0 + some[0] / 100 for some in sets])
+    field = Candidates(all_sets(8, 4), 10 * alike, hi, hops, 10 * alike, 0 * alike, hi, heuristic=False)
+    assert [some.members for some in further(wired, field, measured, 0.02, 1.0)] == expected, title

@@ -310,8 +310,24 @@ def further(
     again = order[np.isin(looks[order], looks[known])]
     while len(picked) < min(MAX_FINALISTS, len(again)):
         picked.append(_farthest(candidates, again, [*known, *picked]))
+    if len(known):
+        second = _second_of_fewest_hops(candidates, known, known[np.argmax(reached)])
+        picked = [*dict.fromkeys([*second, *picked])][:MAX_FINALISTS]
     sets = [tuple(candidates.sets[index].tolist()) for index in picked]
     return tuple(Candidate(some, predict(wired.of(some)), default=False) for some in sets)
+
+
+def _second_of_fewest_hops(candidates: Candidates, known: NDArray[np.intp], best: np.intp) -> list[int]:
+    """Return a second set of the fewest hops through the host, where one is `known` and the best has more hops.
+
+    The measured one may have a GPU that is slow in one direction, which its pairs do not show.
+    """
+    hops = np.where(candidates.hi > 0, candidates.hops, np.inf)
+    fewest = hops == hops.min()
+    if fewest[best] or fewest[known].sum() != 1:
+        return []
+    fewest[known] = False
+    return [int(np.argmax(np.where(fewest, candidates.hi, 0.0)))] if fewest.any() else []
 
 
 def _may_reach(
