@@ -97,10 +97,11 @@ def healthy(cell: Cell, said: Sequence[Said]) -> str:
 def faults(cell: Cell, said: Sequence[Said]) -> str:
     right, every = sum(one.first_right for one in said), sum(one.all_right for one in said)
     others, silent = sum(one.others > 0 for one in said), sum(not one.accused for one in said)
-    left = sum(one.left_open for one in said)
+    left = [sum(one.left_open for one in said if one.accused is accused) for accused in (True, False)]
     return (
-        f"{cell!s:45} first right {margin(right, len(said))}  all named {every / len(said):.1%}  "
-        f"another place too {others / len(said):.1%}  agrees {silent / len(said):.1%}, of these left open {left}"
+        f"{cell!s:45} first right {margin(right, len(said))}  all named {every / len(said):.1%}, "
+        f"{left[0]} more left open  another place too {others / len(said):.1%}  agrees {silent / len(said):.1%}, "
+        f"of these left open {left[1]}"
     )
 
 

@@ -74,7 +74,7 @@ class Said:
     first_right: bool  # the first verdict names a fault's place
     all_right: bool  # each fault is named by some verdict
     others: int  # verdicts that name another place
-    left_open: bool  # no verdict, but the first line says that a place of a fault may be slow
+    left_open: bool  # the first line says of some fault's place that it may be slow, and no verdict names it
     kinds: str
 
 
@@ -101,7 +101,7 @@ def check(cell: Cell, seed: int, number: int) -> Said:
         all_right=all(_named(found, truth, made) for truth in truths)
         or (len(truths) > 1 and _says_several(found, truths)),
         others=len(found) - len(right),
-        left_open=not found and any(_may_be(diagnosis, truth) for truth in truths),
+        left_open=any(_may_be(diagnosis, truth, truths) for truth in truths if not _named(found, truth, made)),
         kinds=" ".join(
             f"{one.kind.value}:{'-'.join(map(str, one.members))}{'?' if one.cause.either else ''}" for one in found
         ),
@@ -118,12 +118,13 @@ def _made(cell: Cell, rng: np.random.Generator, number: int) -> tuple[str, Made]
         number += 1
 
 
-def _may_be(diagnosis: diagnose.Diagnosis, truth: Truth) -> bool:
-    """Return whether the first line says, without a verdict, that the place of a fault may be slow."""
+def _may_be(diagnosis: diagnose.Diagnosis, truth: Truth, truths: Sequence[Truth]) -> bool:
+    """Return whether the first line says that the place of a fault may be slow."""
     gpus = tuple(map(int, re.findall(r"GPU(\d+)", diagnosis.left_open)))
+    slow = frozenset[int]().union(*(some.gpus for some in truths))
     labels = {path.label for path in diagnosis.run.paths if path.devices in truth.links}
     far = truth.gpu is None and labels <= diagnosis.far_below.keys()
-    below = bool(gpus) and {*gpus} <= truth.gpus
+    below = not truth.gpus.isdisjoint(gpus) and slow.issuperset(gpus)
     return far or below or (gpus in truth.links and truth.gpu in (None, *gpus))
 
 
