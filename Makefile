@@ -164,8 +164,8 @@ $(INSTALLED)-dev: $(BIN)/python $(PINS)
 	$(call install,$(EVERYTHING),--no-compile)
 	@touch $(INSTALLED) $(INSTALLED)-test $@
 
-# Chromium opens the report's page in tests/report/html, and Perfetto in tests/jobs. No wheel brings one, so root on Debian
-# installs it, once for each $(VENV); others are told how. Without one those tests are skipped by name (tests/browser.py).
+# Chromium opens the report's page in tests/report/html. No wheel brings one, so root on Debian installs it, once for
+# each $(VENV); others are told how. Without one those tests are skipped by name (tests/browser.py).
 $(INSTALLED)-browser: $(BIN)/python
 	@command -v $$COLLBENCH_TEST_BROWSER $(BROWSERS) >/dev/null || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "installing Debian's chromium, for the tests of the report's page"; \

@@ -1,4 +1,4 @@
-"""Headless Chromium for tests of pages, and of what opens a job's trace. Without a browser they are skipped by name.
+"""Headless Chromium for tests of pages. Without a browser they are skipped by name.
 
 `make test` installs one where it may (Makefile).
 """

@@ -390,13 +390,13 @@ def exported(job: Job) -> dict[tuple[int, int], list[tuple[Any, list[Any]]]]:
     for one in fields["traceEvents"]:
         if one["ph"] == "X":
             threads[one["pid"], one["tid"]].append(one)
-    named = {(one["pid"], one["tid"]) for one in fields["traceEvents"] if one["name"] == "thread_name"}
-    assert named == set(threads)
+    named = [one for one in fields["traceEvents"] if one["name"] == "thread_name"]
+    assert {(one["pid"], one["tid"]) for one in named} == set(threads)
+    assert {one["args"]["name"] for one in named} == {"GPU: default_pg"}
     return {thread: nested(own) for thread, own in threads.items()}
 
 
 def test_perfetto_gets_each_kernel_and_its_waiting_and_transfer() -> None:
-    """Perfetto itself opens traces in test_trace_processor.py, where a browser is."""
     tracks = exported(job_of([steps(), steps(7.0, rank=1)]))
     assert [pid for pid, _ in tracks] == [0, 1]
     for (rank, _), slices in tracks.items():
@@ -422,7 +422,8 @@ def test_kernels_that_begin_before_their_calls_begin_the_trace() -> None:
 
 
 def test_kernels_that_overlap_get_threads_of_their_own() -> None:
-    events = [one for n in range(6) for one in call(n + 1, 10.0 * n, 100.0 + 25 * n, 40.0)]
+    """The third of each three begins as the first one ends: on its thread."""
+    events = [one for n in range(6) for one in call(n + 1, 10.0 * n, 100.0 + 20 * n, 40.0)]
     tracks = exported(job_of([trace_of([*events, event("gemm", 0.0, 9.0)])]))
     assert sorted(len(slices) for slices in tracks.values()) == [3, 3]
     assert all(not parts for slices in tracks.values() for _, parts in slices)  # one rank alone says no waiting

@@ -1,8 +1,8 @@
-"""Hosts on one machine whose links have rates, and which can be stopped, killed and cut off.
+"""Hosts on one machine whose links have rates, and which can be killed.
 
 Where root may make network namespaces each host has one, and a bridge joins them: token buckets (tbf) shape what it
 sends and what it receives. Elsewhere all hosts are on loopback, `NCCL_HOSTID` tells them apart, and a preloaded library
-paces the sockets of each: what a host sends has a rate, and none can be cut off.
+paces the sockets of each: what a host sends has a rate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -67,7 +67,6 @@ class Hosts:
     before: Sequence[Sequence[str]]
     places: list[dict[str, object]]
     bridge: str = ""  # the namespace that joins them, "" where sockets are paced
-    _stopped: list[int] = field(default_factory=list)
 
     def rate(self, host: int, mbit: float, *, sends: bool = True, receives: bool = True) -> None:
         """Limit what a host sends, receives, or both, in Mbit/s; with paced sockets before it starts, and it sends."""
@@ -82,28 +81,9 @@ class Hosts:
                 shape = f"tbf rate {mbit}mbit burst {_BURST_BYTES} latency 200ms"
                 _run(f"tc -n {namespace} qdisc replace dev {device} root {shape}")
 
-    def cut(self, host: int) -> None:
-        """Take the host's link down: nothing passes any more, and no peer is notified."""
-        if not self.bridge:
-            pytest.skip("without namespaces no host can be cut off")
-        _run(f"ip -n {self.bridge} link set port{host} down")
-
-    def stop(self, process: subprocess.Popen[str]) -> None:
-        """Stop all processes of a host, as a kernel that hangs does; `process` is the first of them."""
-        for process_id in _descendants(process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process_id, signal.SIGSTOP)
-                self._stopped.append(process_id)
-
     def kill(self, process: subprocess.Popen[str]) -> None:
         """Kill all processes of a host at once."""
         for process_id in _descendants(process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process_id, signal.SIGKILL)
-
-    def end(self) -> None:
-        """Kill the stopped processes, so that every process can end."""
-        for process_id in self._stopped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process_id, signal.SIGKILL)
 
@@ -121,7 +101,6 @@ def emulated_hosts(
         else:
             prefixes = stack.enter_context(namespaces.hosts(count))
             hosts = Hosts(count, prefixes, _environments(count, namespaces.address(0), 29500), namespaces.bridge())
-        stack.callback(hosts.end)
         for host in range(count):
             hosts.rate(host, mbit)
         yield hosts
