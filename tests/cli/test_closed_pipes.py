@@ -48,8 +48,6 @@ def saved_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "bad": failed(h200(), Operation.CE_WRITE, (2, 3), "words"),
         "pairs": failed(pairs, Operation.CE_WRITE, (2, 3), "words"),
         "slow": h200(lambda work, members: 0.5 if members == (2, 3) else 1.0),
-        "beaten": h200(lambda work, members: 1.5 if members == (2, 3) else 1.0),
-        "little": replace(h200(), measurements=h200().measurements[:1]),
     }
     for name, run in runs.items():
         run_file.save(run, folder / f"{name}.json")
@@ -67,20 +65,13 @@ def files(saved_files: Path, tmp_path: Path) -> None:
     [
         (("pairs", "--sizes", "1M", *SIM, "hangs.machine"), 4),
         (("pairs", "--sizes", "1M", *SIM, "well.machine"), 0),
-        (("alltoall", "--pairs", "--sizes", "1M", "--format", "nccl-tests", *SIM, "hangs.machine"), 4),
-        (("check", "--quick", *SIM, "hangs.machine"), 4),
         (("check", "bad.json"), 4),
         (("check", "slow.json", "--json"), 3),
-        (("check", "good.json", "--expect", "8"), 1),
-        (("compare", "good.json", "bad.json"), 4),
-        (("compare", "good.json", "slow.json", "--json"), 3),
         (("show", "--ranking", "bad.json"), 4),
         (("select", "4", "bad.json", "--any-machine", "--format", "env"), 4),
         (("predict", "pairs.json", "--params", "124M", "--gpus", "2"), 4),
         (("show", "bad.json"), 0),
-        (("report", "bad.json"), 0),
         (("export", "bad.json", "--format", "csv"), 0),
-        (("nodes", "--backend", "sim", "--fabric-cluster", "thin-32"), 0),
         (("show", "none.json"), 2),
         (("--help",), 0),
     ],
@@ -119,7 +110,6 @@ def test_a_process_with_closed_streams_measures_saves_and_exits_normally(
     ("args", "status"),
     [
         (("check", "bad.json"), 4),
-        (("check", "good.json"), 1),
         (("compare", "good.json", "slow.json"), 3),
         (("pairs", *SIM, "hangs.machine", "--quick"), 4),
         (("check", *SIM, "hgx-h200"), 1),

@@ -110,7 +110,6 @@ def test_a_page_that_cannot_be_written_says_where_its_run_is(fakes: Fakes, tmp_p
 @pytest.mark.parametrize(
     ("closed", "file", "status"),
     [
-        (">&-", "run.json", 0),
         ("<&- >&- 2>&-", "run.json", 0),
         ("2>&-", "none.json", 2),
     ],

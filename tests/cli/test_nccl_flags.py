@@ -48,19 +48,13 @@ def refused(args: str) -> str:
     ("args", "sizes"),
     [
         ("-b 8 -e 128 -f 2", (8, 16, 32, 64, 128)),
-        ("-b8 -e128 -f2", (8, 16, 32, 64, 128)),
         ("--minbytes 64K --maxbytes=1M --stepfactor 4", (64 * KIB, 256 * KIB, MIB)),
-        ("-b 1g -e 1G", (GIB,)),
-        ("-b 128M -e 128M -f 2", (128 * MIB,)),
         ("-b 1M -e 9M -f 3", (MIB, 3 * MIB, 9 * MIB)),
         ("-b 1M -e 4M", (MIB, 2 * MIB, 3 * MIB, 4 * MIB)),  # its own step is 1 MiB [src/common.cu, stepBytes]
-        ("-b 1M -e 4M -f 1", (MIB, 2 * MIB, 3 * MIB, 4 * MIB)),
-        ("-b 1M -e 5M -f 2", (MIB, 2 * MIB, 4 * MIB)),
         ("-e 64", (8, 16, 32, 64)),
         ("-e 4", (4,)),
         ("-b 256M", (256 * MIB, 512 * MIB, GIB)),
         ("-b 2G", (2 * GIB,)),
-        ("-f 8 -e 1K", (8, 64, 512)),
     ],
 )
 def test_sizes(args: str, sizes: tuple[int, ...]) -> None:
@@ -84,21 +78,14 @@ def test_only_a_smallest_size_ends_where_the_backend_does() -> None:
         ("--iters 50 -w 5", {"iterations": 50, "warmup": 5}),
         ("--warmup_iters 0", {"warmup": 0}),
         ("-c 0", {"verify": False}),
-        ("-c 1", {}),
-        ("--check 3", {}),
         ("-d half", {"dtype": "float16"}),
         ("--datatype bfloat16", {"dtype": "bfloat16"}),
         ("-d f8e4m3", {"dtype": "float8_e4m3fn"}),
-        ("-d fp8_e5m2", {"dtype": "float8_e5m2"}),
-        ("--dtype float64", {"dtype": "float64"}),
-        ("-d uint64", {"dtype": "uint64"}),
         ("-d float --op sum -r 0", {}),
         ("--op avg", {"redop": "avg"}),
         ("-r 3", {"root": 3}),
-        ("--root 1", {"root": 1}),
         ("-G 20", {"graph": 20}),
         ("-g 2", {"devices": "1,2"}),
-        ("-g 4", {"devices": "1,2,5,7"}),
     ],
 )
 def test_fields(args: str, fields: dict[str, Any]) -> None:

@@ -159,11 +159,9 @@ def test_standard_output_is_written_to_whatever_it_is(
     "args",
     [
         f"pairs {SIM}",
-        f"check {SIM}",
         "report run.json",
         "ablate --devices 0 --without p2p",
         "record",
-        "import trace.json",
     ],
 )
 def test_a_dash_is_no_file(program_in_folder: Program, tmp_path: Path, args: str) -> None:

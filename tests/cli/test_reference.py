@@ -52,22 +52,15 @@ def test_one_machine_has_a_line_for_each_operation_and_number_of_gpus(program: P
         # Azure's eight H100 reach 466.35 GB/s at 1G; one that runs over PCIe and the host does not.
         ("8 x H100", "allreduce", "1G", "466.35", "normal", 0),
         ("8xh100", "all_reduce_perf", "1G", "311", "below", 3),
-        ("8 × NVIDIA H100 80GB HBM3", "all_reduce", "1G", "600", "above", 0),
         # Azure's eight A100 reach 228.1 GB/s at 1G.
         ("8 x A100", "allreduce", "1G", "228.1", "normal", 0),
         # What no links carry: 18 NVLinks of 25 GB/s, times 2 × 7/8 where the switch reduces; a PCIe slot, too.
-        ("2 x H200", "allreduce", "1G", "9999", "impossible", 3),
         ("2 x H200", "allreduce", "1G", "460", "impossible", 3),
-        ("2 x H200", "allreduce", "1G", "449", "above", 0),
-        ("8 x H100", "allreduce", "1G", "9999", "impossible", 3),
         ("8 x H100", "allreduce", "1G", "780", "above", 0),
-        ("8 x H100", "allgather", "1G", "460", "impossible", 3),
         ("8 x A100", "allreduce", "1G", "310", "impossible", 3),
         ("8 x RTX 5090", "allreduce", "1G", "70", "impossible", 3),
         # Azure requires 208 GB/s of two bridged H100 NVL, 110 of eight V100, and nobody has published what they reach.
         ("2 x H100 NVL", "allreduce", "16G", "30", "below what is required", 3),
-        ("2 x H100 NVL", "allreduce", "16G", "210", "at least what is required", 0),
-        ("8 x V100", "allreduce", "8G", "5", "below what is required", 3),
         ("8 x V100", "allreduce", "8G", "110", "at least what is required", 0),
         # Azure requires 228 of eight A100, within 5% of the least that was published.
         ("8 x A100", "allreduce", "8G", "225", "below what is required", 3),
@@ -75,7 +68,6 @@ def test_one_machine_has_a_line_for_each_operation_and_number_of_gpus(program: P
         ("8 x RTX 5090", "allreduce", "1G", "3", "not judged by a guide", 1),
         # No figure: of the GPU, of the number of GPUs, of the size, of the operation.
         ("2 L4", "allreduce", "1G", "3", LISTED, 1),
-        ("3 x H100", "allreduce", "1G", "311", LISTED, 1),
         (
             "8 x H100",
             "allgather",
@@ -157,9 +149,7 @@ def test_a_guide_says_how_far_a_rate_is_from_it(program: Program) -> None:
         ("8 x H100", "365", [("on", 2**30, "below"), ("on", 2**30, "below"), ("off", 2**33, None)], 1),
         ("8 x H100", "311", [("on", 2**30, "below"), ("on", 2**30, "below")], 3),
         ("8 x B300", "400", [("on", 2**30, "below")], 1),  # nothing is known without NVLS, which might allow it
-        ("8 x A100", "100", [(None, 2**30, "below"), (None, 2**30, "below")], 3),
         ("8 x A100", None, [(None, 2**30, None), (None, 2**30, None)], 0),
-        ("3 x H100", "311", [], 1),
     ],
 )
 def test_json_has_what_is_normal_at_a_size_and_whether_a_rate_is(
@@ -183,9 +173,7 @@ def test_json_has_what_is_normal_at_a_size_and_whether_a_rate_is(
         (["H100", "allreduce", "--busbw", "3"], "--busbw needs the message size"),
         (["8 x H100", "allreduce", "--size", "1G", "--busbw", "nan"], "--busbw 'nan' is no rate"),
         (["8 x H100", "allreduce", "--size", "1G", "--busbw", "480Gb/s"], "--busbw '480Gb/s' is no rate: write it in"),
-        (["8 x H100", "allreduce", "--size", "1G", "--busbw", "0"], "--busbw '0' is no rate"),
         (["H100 x 8"], "'H100 x 8' has the number of GPUs last: write '8 x H100'"),
-        (["h100x8", "allreduce", "--size", "1G"], "'h100x8' has the number of GPUs last: write '8 x h100'"),
         (["H200", "allreduce", "--size", "1G", "--busbw", "326"], "what is normal depends on the number of GPUs"),
         (["H100", "gather"], "there is no published figure for gather on 'H100'"),
         (["run.json"], "there is no published figure for 'run.json': a run is judged by 'collbench compare run.j"),

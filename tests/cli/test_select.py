@@ -11,10 +11,8 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from importlib import resources
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -119,20 +117,15 @@ def test_a_simulated_machine_and_a_saved_run_of_it_refuse_a_busy_gpu_alike(progr
 @pytest.mark.parametrize(
     ("case", "args", "message"),
     [
-        ("too many", ("5",), "select 5 is more than the 4 that may be chosen (GPU0, GPU1, GPU2, GPU3)"),
         ("too many after excluding", ("3", "--exclude", "0,1"), "than the 2 that may be chosen (GPU2, GPU3; not"),
         ("an unknown GPU excluded", ("2", "--exclude", "9"), "device 9 is not available"),
         ("labels and a run", ("2", "r", "--topology", "t"), "use only one"),
         ("a run and none", ("2", "r", "--fresh"), "use only one"),
         ("elsewhere without a run", ("2", "--any-machine"), "write select K RUN.JSON --any-machine"),
-        ("labels that should be verified", ("2", "--topology", "t", "--verify"), "use only one"),
-        ("labels that should not be", ("2", "--topology", "none.txt", "--no-verify"), "none.txt"),
-        ("a run of elsewhere that should not be", ("2", "none.json", "--any-machine", "--no-verify"), "none.json: No"),
         ("one GPU that should be verified", ("1", "--verify"), "one device has none"),
         ("cores for docker", ("2", "--backend", "host", "--format", "docker"), "--format list"),
         ("a machine that is not simulated", ("2", "--fabric", "dgx-1v"), "add --backend sim"),
         ("a run and a machine", ("2", "r", "--backend", "sim", "--fabric", "dgx-1v"), "use only one"),
-        ("no such run", ("2", "none.json"), "cannot read run file none.json: No such file"),
         ("no such topology", ("2", "--topology", "none.txt"), "none.txt"),
     ],
 )
@@ -226,7 +219,7 @@ FIGURES = [
 ]
 
 
-@pytest.mark.parametrize("columns", ["40", "80", "200"])
+@pytest.mark.parametrize("columns", ["40", "200"])
 def test_the_answer_is_the_first_line_in_a_terminal_of_any_width(
     program: Program, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
@@ -241,7 +234,7 @@ def _chosen(program: Program, k: int, *form: str) -> str:
     return program("select", str(k), "--topology", str(DGX_1V), *(("--format", *form) if form else ())).out
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 8])
+@pytest.mark.parametrize("k", [2, 8])
 def test_a_label_has_no_rate_on_any_published_machine(program: Program, k: int) -> None:
     for file in SEEN:
         result = program("select", str(k), "--topology", str(file), "--format", "json")
@@ -260,7 +253,6 @@ def test_a_label_has_no_rate_on_any_published_machine(program: Program, k: int) 
         ("H100", "seen/mleng-8xh100.txt", 8, "8G", {"8 × H100 SXM behind NVSwitches"}),
         ("h200", "seen/mleng-8xh100.txt", 4, "64M", {"H200 behind NVSwitches"}),
         ("NVIDIA A100 80GB PCIe", "seen/k8sdp-436-4xa100.txt", 2, "64M", {"2 × A100 PCIe with bridges"}),
-        ("A100", "seen/mleng-8xa100.txt", 8, "1G", {"8 × A100 SXM behind NVSwitches"}),
     ],
 )
 def test_with_the_gpus_name_the_figures_come_from_the_references(
@@ -310,7 +302,7 @@ def test_the_name_may_stand_in_the_file_and_others_have_no_figure(program: Progr
         assert "--gpu names the GPUs" in one_line(program("select", "2", *wrong).err)
 
 
-@pytest.mark.parametrize("k", [2, 3, 4, 8])
+@pytest.mark.parametrize("k", [2, 4])
 def test_by_labels_a_pair_without_p2p_is_avoided_where_another_set_exists(program: Program, k: int) -> None:
     """The truth: all sets of k, tried one by one."""
     draw = random.Random(k)
@@ -545,20 +537,3 @@ def test_workers_follow_each_other_until_every_pair_delivered_wrong_data(fakes: 
     named = re.findall(r"wrong data: allreduce of \S+ B, GPU\d among (GPU\d, GPU\d):", done.stderr)
     assert sorted(named) == [f"GPU{a}, GPU{b}" for a, b in combinations(range(4), 2)]
     assert "the run has no pair to choose by, because measuring failed (wrong data)" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ({"kind": "hanging-link"}, "check     FAILED: GPU0-GPU2: 50 data points, hang (sim)"),
-        ({"kind": "mistimed", "factor": 9}, "check     IMPOSSIBLE: GPU0-GPU2: "),
-    ],
-)
-def test_what_failed_on_other_pairs_is_said(program: Program, tmp_path: Path, fault: dict[str, Any], said: str) -> None:
-    shipped = resources.files("collbench.sim").joinpath("machines", "nvlink-pairs-2x2.json")
-    machine = json.loads(shipped.read_text("utf-8")) | {"faults": [fault | {"devices": [0, 2]}]}
-    (tmp_path / "broken.json").write_text(json.dumps(machine), encoding="utf-8")
-    run, fabric = str(tmp_path / "run.json"), str(tmp_path / "broken.json")
-    program("pairs", "--backend", "sim", "--fabric", fabric, "--quick", "--seed", "1", "-o", run)
-    chosen = program("select", "2", run, "--any-machine")
-    assert (chosen.status, chosen.out.splitlines()[1].startswith(said)) == (0, True), chosen.out

@@ -35,12 +35,10 @@ def machine(name: str, *faults: Fault) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "args",
     [
-        ("pairs", "--sizes", "64K,1M"),
         ("copies", "--sizes", "1M"),
         ("latency",),
         ("allreduce", "--pairs", "--sizes", "1M"),
         ("alltoall", "--pairs", "--sizes", "1M", "--format", "nccl-tests"),
-        ("check", "--quick"),
     ],
     ids=lambda args: args[0],
 )

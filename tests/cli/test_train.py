@@ -20,8 +20,6 @@ from collbench.model.run import Device
 from tests.builders import gpus, measured, pair_run
 from tests.cli.program import (
     Program,
-    collbench,
-    environment,
     fake_gpus,
     fake_uuid,
     list_only,
@@ -44,7 +42,7 @@ sys.exit(int(os.environ.get("FAIL_WITH", "0")))
 """
 PROBED = "(quick probe)"
 MACHINE = pair_run(2, lambda *_: 1.0).machine
-OTHER_DRIVER, OTHER_NCCL = replace(MACHINE, driver="570.1"), replace(MACHINE, nccl="2.27.3")
+OTHER_DRIVER = replace(MACHINE, driver="570.1")
 
 
 @pytest.fixture(autouse=True)
@@ -247,14 +245,3 @@ def test_sigterm_in_the_probe_ends_the_probe_too(tmp_path: Path) -> None:
     for worker in tmp_path.glob("probing.*"):
         with pytest.raises(ProcessLookupError):
             os.kill(int(worker.suffix[1:]), 0)
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")
-def test_training_on_the_host_is_pinned_by_core(fakes: Fakes) -> None:
-    args = ["train", "--auto-select", "2", "--backend", "host", "--dry-run", "train.py"]
-    low, high = sorted(os.sched_getaffinity(0))[:2]
-    done = fakes.run(["taskset", "-c", f"{low},{high}", *collbench(*args)], environment(fakes))
-    assert done.code == 0, done.stderr
-    assert f"CPU{low}, CPU{high} (host backend): all available" in one_line(done.stderr)
-    assert done.stdout.startswith("CUDA_VISIBLE_DEVICES='' ")
-    assert f"taskset -c {low},{high} " in done.stdout

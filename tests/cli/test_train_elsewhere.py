@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.program import fake_gpus, on_gpus, save_run, saved_in
 from tests.native.fakes import Fakes
-from tests.torchrun.test_rendezvous import IN_STEP, POD, SLURM
+from tests.torchrun.test_rendezvous import POD, SLURM
 
 
 @pytest.fixture(autouse=True)
@@ -16,19 +16,6 @@ def script(tmp_path: Path) -> None:
     """A script, and a saved run in which the pair 2-3 is the fastest."""
     (tmp_path / "train.py").touch()
     save_run(saved_in(tmp_path), fake_gpus())
-
-
-@pytest.mark.parametrize(
-    ("case", "environment", "expected"),
-    [
-        ("srun, one task a node", SLURM, f"{IN_STEP} --nproc-per-node 2 -- train.py\n"),
-        ("a pod", POD, "--nproc-per-node 2 -- train.py\n"),
-    ],
-)
-def test_what_schedulers_set_is_found(fakes: Fakes, case: str, environment: dict[str, str], expected: str) -> None:
-    done = on_gpus(fakes, ["train", "--auto-select", "2", "--dry-run", "train.py"], environment)
-    assert (done.code, done.stderr.count("\n")) == (0, 1), done.stderr
-    assert done.stdout.partition(" -m torch.distributed.run ")[2].startswith(expected), case
 
 
 @pytest.mark.parametrize("environment", [SLURM, POD], ids=["srun", "a pod"])

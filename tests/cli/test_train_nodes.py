@@ -15,7 +15,7 @@ import pytest
 
 from collbench.model.run import Run
 from tests.builders import pair_run
-from tests.cli.program import collbench, environment, fake_gpus, fake_uuid, save_run
+from tests.cli.program import environment, fake_gpus, fake_uuid, save_run
 from tests.cli.test_train_docs import NODES
 from tests.native.fakes import Fakes
 from tests.ranks.processes import free_port
@@ -66,11 +66,6 @@ class Nodes:
             command, cwd=self.folder, env=self.settings(**variables), stderr=subprocess.PIPE, text=True
         )
 
-    def start_on(self, node: int, args: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Start `collbench` on one of the nodes."""
-        own = {"NODE": str(node), "XDG_STATE_HOME": str(self.folder / str(node))}
-        return self.start(collbench(*args), {**variables, **own})
-
     def ranks(self) -> list[tuple[str, str, str]]:
         """Return each rank's node, number of ranks, and devices."""
         files = sorted(self.folder.glob("rank*.json"))
@@ -110,16 +105,6 @@ def expected(k: int) -> list[tuple[str, str, str]]:
         for node in (0, 1)
         for _ in range(k)
     ]
-
-
-def test_the_same_command_on_each_node_takes_each_nodes_best(nodes: Nodes) -> None:
-    args = ["train", "--auto-select", "4", "--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}", "train.py"]
-    outputs = ended([nodes.start_on(node, args, {}) for node in (0, 1)])
-    assert [line.partition(" (")[0] for line in outputs] == [
-        "collbench: using GPU1, GPU2, GPU3, GPU4",
-        "collbench: using GPU0, GPU1, GPU2, GPU3",
-    ]
-    assert sorted(nodes.ranks()) == expected(4)
 
 
 def test_the_documented_batch_script_trains_on_all_nodes_of_the_job(nodes: Nodes) -> None:

@@ -13,7 +13,6 @@ from tests.native.fakes import Fakes
 @pytest.mark.parametrize(
     ("case", "setting", "heads"),
     [
-        ("indices in another order", "3,1,0", "GPU0  GPU1  GPU3"),
         ("shortened UUIDs and indices", "GPU-fa4e02,3", "GPU2  GPU3"),
     ],
 )
@@ -37,7 +36,6 @@ def test_topo_explains_only_these(fakes: Fakes) -> None:
 @pytest.mark.parametrize(
     ("case", "setting", "args", "chosen"),
     [
-        ("all that it leaves", "3,1", ["--auto-select", "2"], (1, 3)),
         ("one of them by its number outside", "3,1", ["--devices", "3"], (3,)),
     ],
 )
@@ -56,7 +54,6 @@ def test_train_chooses_only_from_these(
     ("case", "args", "text"),
     [
         ("more than it leaves", ["train", "--auto-select", "3", "train.py"], "more than the 2"),
-        ("what it hides, to measure", ["pairs", "--devices", "0,1"], "these are: 1, 3"),
     ],
 )
 def test_what_it_hides_is_refused(fakes: Fakes, tmp_path: Path, case: str, args: list[str], text: str) -> None:
@@ -66,9 +63,7 @@ def test_what_it_hides_is_refused(fakes: Fakes, tmp_path: Path, case: str, args:
     assert text in one_line(done.stderr)
 
 
-@pytest.mark.parametrize(
-    "command", ["topo", "pairs --backend cuda", "select 1 --backend cuda", "select 1 --backend cuda --allow-busy"]
-)
+@pytest.mark.parametrize("command", ["topo", "select 1 --backend cuda --allow-busy"])
 def test_the_message_says_when_all_gpus_are_hidden(fakes: Fakes, command: str) -> None:
     done = on_gpus(fakes, command.split(), {"CUDA_VISIBLE_DEVICES": ""})
     assert (done.code, done.stdout) == (2, "")

@@ -23,8 +23,6 @@ from tests.builders import gpus, in_words, measured, noisy, run_of
 from tests.judge.runs import FAIL, copies, recorded, reported, scaled
 from tests.report.pages import text
 
-SLOW = copies(lambda a, b: 0.92 if {a, b} == {0, 2} else 1.0, seed=1)
-
 
 def test_a_replaced_gpu_takes_the_place_that_is_left() -> None:
     devices = [replace(gpu, index=3 - gpu.index) for gpu in reversed(gpus(4))]

@@ -84,6 +84,7 @@ def test_mpirun_measures_pairs(tmp_path: Path) -> None:
         ("copies", ["copies", "--backend", "host"], "time collectives"),
         ("all of pairs", ["pairs", "--backend", "host"], "pairs --operations allreduce,broadcast"),
         ("a wait that is none", ["allreduce", "--backend", "host"], "COLLBENCH_JOIN_SECONDS=soon: write whole seconds"),
+        ("judging", ["check", "--backend", "host"], "one process judges"),
         ("labels", ["topo"], "topo was started in several processes"),
         (
             "a job in two arms",
