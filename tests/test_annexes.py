@@ -143,14 +143,10 @@ def test_what_was_an_annex_is_refused_as_what_never_was(removed: tuple[str, ...]
 # Commands that print no times, or simulated ones.
 _COMMANDS = """
 topo --topology dgx-1v.txt
-select 2 --topology dgx-1v.txt
 pairs @4 --quick -o pairs.json
-show pairs.json --ranking
 show h200x4.json --verbose
 export h200x4.json --format markdown
 report pairs.json -o page.html
-latency @4 --verbose -o latency.json
-check @4 --quick -o check.json
 allreduce @4 --sizes 64M --format nccl-tests -o allreduce.json
 """
 

@@ -132,9 +132,6 @@ REFUSED += "    print(error.exit_code, error, os.environ.get('CUDA_VISIBLE_DEVIC
             {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
             "one of 2 processes that torchrun started",
         ),
-        ("more than there are", "", "9", {}, "9 is more than the 4"),
-        ("a run that is not there", "", "2, run='none.json'", {}, "none.json"),
-        ("a GPU that is not there", "", "2, exclude=[7]", {}, "device 7 is not available"),
         ("no GPU", "", "2", {"FAKE_GPUS": "0"}, "no GPU to use"),
     ],
 )

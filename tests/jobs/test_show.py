@@ -75,7 +75,7 @@ def test_what_is_unknown_is_null_and_a_dash(program: Program, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("what", "job"),
     [
-        ("a thousand ranks", lambda: made_job(DDP, ranks=1000, late={7: 300.0}, kept=2)),
+        ("two hundred ranks", lambda: made_job(DDP, ranks=200, late={7: 300.0}, kept=2)),
         ("four thousand calls", lambda: made_job([("allreduce", 8 * (1 + at % 30)) for at in range(4_000)], kept=1)),
         ("one rank", lambda: made_job(DDP, ranks=1)),
         ("groups of no known ranks", lambda: replace(made_job(DDP, ranks=4), groups=(Group((), 4),))),

@@ -77,8 +77,9 @@ def _alike(found: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> bool:
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *product(scenarios.SCENARIOS, ("host", "gpu")),
-        *product(("evaluation", "warm-up", "tp-dp", "pipeline"), ["marks"]),
+        *product(scenarios.SCENARIOS, ["host"]),
+        *product(("accumulation, norm", "evaluation", "tp", "pipeline", "random lengths", "moe"), ["gpu"]),
+        *product(("evaluation", "pipeline"), ["marks"]),
     ],
 )
 def test_a_scenarios_step_is_right_or_not_claimed(name: str, way: str, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_fault_costs_its_point_and_is_on_the_page(
     assert done.stdout.startswith(shown.out)
 
 
-@pytest.mark.parametrize("nth", [1, 2, 17, 40, 90])
+@pytest.mark.parametrize("nth", [1, 40])
 def test_a_step_that_began_before_a_stopped_host_had_queued_it_is_measured_again(
     fakes: Fakes, tmp_path: Path, nth: int
 ) -> None:
@@ -77,7 +77,7 @@ def test_a_step_that_began_before_a_stopped_host_had_queued_it_is_measured_again
 def test_a_fault_of_concurrent_links_costs_nothing_where_each_link_works_by_itself(
     fakes: Fakes, tmp_path: Path
 ) -> None:
-    arguments = ("pairs", "--sizes", "1K", "--seed", "1", "-o", "run.json", "--force")
+    arguments = ("pairs", "--operations", "copy", "--sizes", "1K", "--seed", "1", "-o", "run.json", "--force")
     late = len(on_gpus(fakes, arguments).lines("cuMemcpyPeerAsync")) * 3 // 4
     settings = {"interrupt": f"cuMemcpyPeerAsync={late}", "signal": _KILLED, "once": tmp_path / "once"}
     done = on_gpus(fakes, arguments, None, **settings)

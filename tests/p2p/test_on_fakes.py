@@ -82,7 +82,7 @@ def test_wrong_data_costs_its_own_direction_alone(fakes: Fakes) -> None:
     assert "GPU2→GPU1 delivers wrong data" in answer["answer"]
 
 
-@pytest.mark.parametrize("copy", [35, 36, 37, 38])
+@pytest.mark.parametrize("copy", [35, 38])
 def test_each_message_of_a_batch_is_compared_on_a_nearly_full_gpu(fakes: Fakes, copy: int) -> None:
     """Of the messages of a link these four are a timed batch of the larger ones by kernels."""
     done, answer = _mapped(fakes, free=262 * _MIB, corrupt_copy=f"{copy}:7:0>1")
@@ -165,22 +165,17 @@ def test_a_task_that_is_bound_to_one_gpu_is_told_how_to_see_the_others(fakes: Fa
     assert said not in done.stderr, "the driver shows both, and a variable hides one"
 
 
-@pytest.mark.parametrize("in_a_file", [False, True])
-def test_a_variable_is_shown_to_be_the_cause_by_what_nccl_takes_without_it(
-    fakes: Fakes, tmp_path: Path, in_a_file: bool
-) -> None:
+def test_a_variable_is_shown_to_be_the_cause_by_what_nccl_takes_without_it(fakes: Fakes, tmp_path: Path) -> None:
     conf = tmp_path / "nccl.conf"
     conf.write_text("NCCL_P2P_DISABLE=1\n")
-    variables = {"NCCL_CONF_FILE": str(conf)} if in_a_file else {"NCCL_P2P_DISABLE": "1"}
-    _, answer = _mapped(fakes, variables=variables)
+    _, answer = _mapped(fakes, variables={"NCCL_CONF_FILE": str(conf)})
     (cause,) = (one for one in answer["causes"] if one["name"] == "NCCL variable")
-    where = f" in {conf}" if in_a_file else ""
     assert cause["certainty"] == "shown"
     assert cause["text"] == (
-        f"NCCL_P2P_DISABLE=1 is set{where}: NCCL takes SHM/direct/direct, though P2P delivers; without the variable it "
-        "took P2P/direct pointer/read"
+        f"NCCL_P2P_DISABLE=1 is set in {conf}: NCCL takes SHM/direct/direct, though P2P delivers; without the variable "
+        "it took P2P/direct pointer/read"
     )
-    assert cause["fix"] == (f"remove NCCL_P2P_DISABLE from {conf}" if in_a_file else "unset NCCL_P2P_DISABLE")
+    assert cause["fix"] == f"remove NCCL_P2P_DISABLE from {conf}"
 
 
 @pytest.mark.parametrize(
@@ -194,8 +189,6 @@ def test_a_variable_is_shown_to_be_the_cause_by_what_nccl_takes_without_it(
             4,
             "FAILED: the set includes GPU0-GPU1 (P2P is broken on 1 of 2 links: GPU0→GPU1 delivers wrong data)",
         ),
-        ("slow", {"rate": 4} | _BY_PCIE, [], 0, "check     P2P works, but is slow on 2 of 2 links: GPU0→GPU1, GPU1"),
-        ("not to be tried", {"corrupt_copy": "0:7:0>1"}, ["--no-verify"], 0, "check --map-p2p tries P2P"),
         ("more than two", {"gpus": 3, "corrupt_copy": "0:7:0>1"}, [], 0, "check --map-p2p tries P2P"),
     ],
 )
@@ -219,13 +212,6 @@ def test_select_without_an_answer_stops_the_shell_that_would_act_on_it(fakes: Fa
     ("case", "settings", "variables", "status", "expected"),
     [
         (
-            "a GeForce card",
-            {"name": "NVIDIA GeForce RTX 4090", "no_peer": 1, "peer_status": 1, "free": _FREE} | _BY_PCIE,
-            {},
-            0,
-            {"GPU model": "consistent"},
-        ),
-        (
             "a patched driver and a small BAR1",
             {"name": "NVIDIA GeForce RTX 4090", "corrupt_copy": "0:7:0>1", "bar1": 256 * _MIB, "free": _FREE}
             | _BY_PCIE,
@@ -241,32 +227,11 @@ def test_select_without_an_answer_stops_the_shell_that_would_act_on_it(fakes: Fa
             {"NCCL variable": "shown", "NCCL_SHM_DISABLE": "consistent"},
         ),
         (
-            "NCCL told not to, and without that takes another way, too",
-            {"free": _FREE, "nccl_p2p": 0},
-            {"NCCL_P2P_DISABLE": "1"},
-            0,
-            {"NCCL variable": "possible"},
-        ),
-        (
-            "NCCL told not to go through shared memory where there is no P2P",
-            {"free": _FREE, "no_peer": 1},
-            {"NCCL_SHM_DISABLE": "1"},
-            0,
-            {"chipset": "shown", "NCCL_SHM_DISABLE": "shown"},
-        ),
-        (
             "lanes, and two sockets",
             {"rate": 4, "pcie_width": "16,1=4", "nvlinks": 0, "ancestor": 50, "free": _FREE},
             {},
             3,
             {"PCIe width": "possible", "CPU sockets": "consistent"},
-        ),
-        (
-            "lanes, which copies through the host cross too",
-            {"rate": 10, "pcie_width": "16,1=4", "free": _FREE} | _BY_PCIE,
-            {},
-            3,
-            {"PCIe width": "consistent"},
         ),
         (
             "a slot of generation 3, and one that was read at rest",  # host copies have 10 GB/s: gen 1 carries 3.94

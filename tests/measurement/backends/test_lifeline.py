@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import signal
@@ -81,14 +80,6 @@ def workers(mark: str) -> list[int]:
     return [process for process, command in marked(mark).items() if "gloo_worker" in command]
 
 
-def has_met(worker: int) -> bool:
-    """Return whether a worker, or another one, has written to the file that they meet in."""
-    with contextlib.suppress(OSError):  # it has ended
-        file = Path(f"/proc/{worker}/cmdline").read_text(encoding="utf-8").split("\0")[-2]
-        return Path(f"/proc/{worker}/fd/{file}").stat().st_size > 0
-    return False
-
-
 def stopped_in_the_middle(folder: Path, mark: str) -> bool:
     """Stop the workers once they measure: a process that is stopped sees nothing close."""
     if not (folder / "run.json").exists():
@@ -101,7 +92,6 @@ def stopped_in_the_middle(folder: Path, mark: str) -> bool:
 Moment = Callable[[Path, str], object]
 MOMENTS: list[tuple[str, Moment]] = [
     ("the workers have just started", lambda _folder, mark: len(workers(mark)) == 2),
-    ("they meet", lambda _folder, mark: any(map(has_met, workers(mark)))),
     ("they are stopped in the middle", stopped_in_the_middle),
 ]
 

@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from collbench.report.html.content import content
-from collbench.report.html.page import render
 from collbench.runfile import run_file
-from collbench.sim import fabrics
 from tests.cli.program import Program
-from tests.report.html.runs import SIM_PAIRS, by_hand
-from tests.sim.made import simulate
+from tests.report.html.runs import by_hand
 
 DOCS = Path(__file__).parents[3] / "docs" / "report.md"
 
@@ -23,16 +19,6 @@ def saved(program: Program) -> Program:
     """The program, with a run beside it."""
     run_file.save(by_hand(), Path("run.json"))
     return program
-
-
-def test_a_page_of_two_runs_says_what_compare_says(program: Program) -> None:
-    for seed, name in ((1, "base.json"), (2, "new.json")):
-        run_file.save(simulate(fabrics.load("nvlink-pairs-2x2"), SIM_PAIRS, seed), Path(name))
-    said = program("compare", "base.json", "new.json").out
-    counts = re.search(r"^points +(\d+ data points in both: .* undecided .*)$", said, re.MULTILINE)
-    assert counts is not None
-    runs = [(name, run_file.load(Path(name))) for name in ("base.json", "new.json")]
-    assert counts[1] in render(content(runs, "0.1.0"))
 
 
 @pytest.mark.parametrize(

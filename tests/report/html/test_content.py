@@ -16,7 +16,7 @@ from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.golden.made import late
 from tests.report.html.runs import MIB, by_hand, figures, printed, recorded_content, recorded_gbs, series
 
-BANDWIDTH, BUSBW, TIME = "bandwidth", "bus bandwidth (busbw)", "time"
+BANDWIDTH, BUSBW = "bandwidth", "bus bandwidth (busbw)"
 
 
 def reported(*runs: Run) -> dict[str, Any]:
@@ -51,18 +51,6 @@ def test_a_recorded_runs_rate_and_tier_are_those_that_its_page_printed() -> None
     assert allreduce["labels"][at] == "NV18"
     assert allreduce["theory"][at] == 450
     assert allreduce["verdicts"][-1] == "all pairs tie within 0.6%: the choice does not affect bandwidth"
-
-
-@pytest.mark.parametrize(
-    ("what", "name", "title", "low", "value", "high"),
-    [
-        ("a copy's bandwidth", "ce-write", BANDWIDTH, 360, 360, 360),
-        ("its time: 2^30 B / 360e9 B/s", "ce-write", TIME, 2982.6, 2982.6, 2982.6),
-        ("a pair's bus bandwidth", "allreduce", BUSBW, 300, 300, 300),
-    ],
-)
-def test_figures_by_hand(what: str, name: str, title: str, low: float, value: float, high: float) -> None:
-    assert figures(series(reported(by_hand(slow=360.0)), name), GIB, [0, 1], title) == (low, value, high), what
 
 
 def test_theory_is_that_of_show_for_both_ways_and_for_host_copies() -> None:
