@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from collbench.choose.choice import EXCLUDED, LeftOut, Unfit, Why
 from collbench.judge.outcome import FLAGGED_SHARE, flagged_shares, outcome
@@ -20,8 +20,7 @@ _MIN_FREE = 0.5
 _BLAMED_PARTNERS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Signs:
+class _Signs(NamedTuple):
     """The share of each device's trials that have each flag, and the device to blame for failed pairs."""
 
     shares: dict[tuple[FlagKind, int], float]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,7 @@ from collbench.model.units import DELTA, abridged, amount, fixed, verb
 # How to choose among sets that tie by bandwidth (docs/method/choosing.md 4): level by level, until one is left.
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class Level(NamedTuple):
     """One tie-break: `costs` returns a figure for each set, the lower the better."""
 
     tie_break: TieBreak

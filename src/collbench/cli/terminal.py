@@ -7,8 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
@@ -136,8 +135,7 @@ def _write(text: str, stream: TextIO, *, color: bool | None = None) -> None:
         send_nowhere(stream.fileno())
 
 
-@dataclass(frozen=True, slots=True)
-class _Safe:
+class _Safe(NamedTuple):
     """What rich draws of a text, in its own colors, but without what its words would make a terminal do."""
 
     text: Text

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
@@ -23,8 +23,7 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 _LONGEST = 100  # characters of what was typed, in an error
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """The GPUs that a list selects, in its order."""
 
     devices: tuple[Device, ...]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from collbench.model.errors import UsageError
 
@@ -84,8 +84,7 @@ _LONGEST_SHOWN = 40
 _MAX_RANKS = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchEnvironment:
+class LaunchEnvironment(NamedTuple):
     """One of `world_size` processes that were started together; `local_*` count those on its host.
 
     The rendezvous is `master_addr`:`master_port`: rank 0 listens there, or the launcher if `agent_listens`.
@@ -121,8 +120,7 @@ def find_launch(environment: Mapping[str, str]) -> LaunchEnvironment | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmStep:
+class SlurmStep(NamedTuple):
     """A Slurm step over several nodes with one task on each: this is node number `node`, from 0, of `nodes`.
 
     The rendezvous is `host`:`port`, the first node; `name` identifies the step ("4711.0").
@@ -246,8 +244,7 @@ def shown(value: str) -> str:
     return value if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]}… ({len(value):,} characters)"
 
 
-@dataclass(frozen=True, slots=True)
-class _Values:
+class _Values(NamedTuple):
     """Environment variables as numbers and texts that must be set."""
 
     environment: Mapping[str, str]

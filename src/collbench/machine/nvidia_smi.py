@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations
-from typing import Self, cast
+from typing import NamedTuple, Self, cast
 
 from collbench import untrusted
 from collbench.machine import labels as machine_labels
@@ -62,8 +62,7 @@ class Matrix:
     parted: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
+class _Source(NamedTuple):
     """Where the text came from, for messages: its name and the command that would write it."""
 
     name: str
@@ -75,8 +74,7 @@ class _Source:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """One GPU's line: its cells by device, and what follows the last of them."""
 
     number: int
@@ -84,8 +82,7 @@ class _Row:
     rest: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(NamedTuple):
     number: int
     tag: str
     devices: tuple[str, ...]

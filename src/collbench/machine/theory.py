@@ -8,7 +8,6 @@ ways). The line rate would put the limit of NV18 at 478 GB/s, which no byte of a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from collbench.model.run import Device
@@ -74,8 +73,7 @@ _PRODUCTS = {
 _ON_GRACE, _C2C_GBS = ("GH200", "GB200", "GB300"), 450.0
 
 
-@dataclass(frozen=True, slots=True)
-class Theory:
+class Theory(NamedTuple):
     """A one-way limit in GB/s and, in words, where it comes from."""
 
     gbs: float

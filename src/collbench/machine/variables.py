@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from collbench import annexes
 from collbench.model.errors import UsageError, nearest
@@ -30,8 +30,7 @@ def recorded(environment: Mapping[str, str] = os.environ, *, torch: bool = False
 # Where a figure would be false (docs/method/measuring.md 5).
 
 
-@dataclass(frozen=True, slots=True)
-class Falsified:
+class Falsified(NamedTuple):
     """A variable as it is set, why it makes figures false, and by which annexes' commands; () for whatever measures."""
 
     name: str

@@ -9,7 +9,8 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from collbench.judge.diagnose import Diagnosis, Kind, Severity, Verdict
 from collbench.judge.diagnose.readings import STAGED, Reading, read
@@ -96,8 +97,7 @@ def _unconfirmed(diagnosis: Diagnosis, verdict: Verdict, again: AbstractSet[Memb
     return [pair for pair in verdict.pairs if pair not in again]
 
 
-@dataclass(frozen=True, slots=True)
-class _Again:
+class _Again(NamedTuple):
     """Measures isolated trials after a run, into the run."""
 
     backend: Backend

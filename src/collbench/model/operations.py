@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
-from typing import Self, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 from collbench.model.skew import Skew
 
 # The properties of a collective. n is the number of ranks, S the bytes of the whole message.
 
 
-@dataclass(frozen=True, slots=True)
-class BusFactor:
+class BusFactor(NamedTuple):
     """busbw = algbw × `of(n)`, and the factor as people write it [nccl-tests doc/PERFORMANCE.md]."""
 
     formula: str
     of: Callable[[int], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(NamedTuple):
     """What a collective of S bytes moves at least, over S."""
 
     # (c, n, root): what crosses the border of any c of n ranks in one direction; `root`: the root is one of the c.

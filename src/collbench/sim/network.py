@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from itertools import combinations, permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 from collbench.machine import theory
 from collbench.model.operations import Operation
@@ -161,8 +161,7 @@ class Medium(StrEnum):
     STAGED = "staged"
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """A transfer's route: the places of its resources in `Network.capacity`, and its latency in µs."""
 
     medium: Medium

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import permutations
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from collbench.judge.diagnose.blame import THROTTLED, Blame, blames, of_devices, unhealthy_devices, verdict_on
 from collbench.judge.diagnose.elements import Part
@@ -296,8 +296,7 @@ def _worth(facts: Facts, blame: Blame, links: Mapping[Link, Reading], count: int
     return median(links[link].gbs for link in blame.links) / one
 
 
-@dataclass(frozen=True, slots=True)
-class ExcludedLinks:
+class ExcludedLinks(NamedTuple):
     """Links and labels to leave out of comparisons, because the label does not describe the link or mixes unlike paths.
 
     `unused` are NVLinks that copies do not use: NCCL does not use them either.
