@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from dataclasses import dataclass
 from enum import StrEnum
@@ -74,9 +73,11 @@ class Skew:
         self.check(ranks)
         if self.kind is SkewKind.MATRIX:
             return self.matrix
+        from hashlib import sha256  # late: OpenSSL, 4 ms, and few blocks are uneven
+
         shares = [0] * ranks
         # By a hash, so that a seed means the same with every Python.
-        popular = sorted(range(ranks), key=lambda rank: hashlib.sha256(f"{self.seed}:{rank}".encode()).digest())
+        popular = sorted(range(ranks), key=lambda rank: sha256(f"{self.seed}:{rank}".encode()).digest())
         for position, rank in enumerate(popular, start=1):
             shares[rank] = round(_WHOLE / position**self.exponent)
         return (tuple(shares),) * ranks

@@ -10,7 +10,6 @@ import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
-from decimal import Decimal
 from itertools import groupby
 from typing import TypeVar
 
@@ -196,7 +195,11 @@ def fixed(value: float, digits: int = 4) -> str:
     if abs(value) >= 10.0**digits:
         return f"{value:.0f}"
     text = f"{value:.{digits}g}"
-    return f"{Decimal(text):f}" if "e" in text else text
+    if "e" not in text:
+        return text
+    from decimal import Decimal  # late: 2 ms, and hardly a figure is so small
+
+    return f"{Decimal(text):f}"
 
 
 def figure(value: float, decimals: int = 1) -> str:
