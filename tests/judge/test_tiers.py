@@ -353,6 +353,15 @@ def test_what_failed_is_said_of_its_place_whatever_its_rate() -> None:
     assert (found.failed, found.lacking, found.sets) == (((0, 2),), (), 3)
 
 
+def test_a_pair_exactly_delta_below_the_best_does_not_tie_with_it() -> None:
+    """Times in whole ticks of a clock, here of 1%, may differ by 2% to the last digit."""
+    ticks = {(0, 1): (0, 0, 0, -1, 1), (0, 2): (0, 0, 0, 1, -1), (1, 2): (-2, -2, -2, -1, -3)}
+    found = ranked(3, lambda a, b: [math.exp(math.log(300.0) + 0.01 * tick) for tick in ticks[a, b]])
+    relations = {standing.members: standing.relation for standing in found.standings}
+    assert relations[1, 2] is Relation.UNDECIDED
+    assert not found.all_tied
+
+
 def test_noise_is_between_the_best_and_another() -> None:
     """The best is noisy and another calm, so two such as the best might be further apart."""
     trials = {(0, 1): [290.0, 295.0, 300.0, 305.0, 310.0], (0, 2): [100.0, 100.1, 100.2, 99.9, 99.8]}

@@ -178,6 +178,8 @@ def chance_of_no_tie(a: Estimate, b: Estimate, delta: float) -> float:
     room = round(delta - abs(a.middle - b.middle), 12)
     if room < 0 or error == 0:
         return float(room < 0)
+    if room == 0:  # as of times in whole ticks
+        return 0.5
     freedom = error**4 / sum(variance**2 / freedom for variance, freedom in parts if variance)
     return exceeds(room / error, max(freedom, 0.5))
 
