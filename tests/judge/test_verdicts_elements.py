@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 
 import pytest
 
 from collbench.judge.diagnose import Diagnosis, Kind
+from collbench.judge.diagnose.readings import CE, SM
 from collbench.judge.diagnose.verdict import Cause
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
-from tests.builders import gpus, paths
+from tests.builders import gpus, measured, paths, run_of
 from tests.judge.checked import HOST, Members, faults, h200, run_on
 
 # Eight GPUs: two below each switch, two switches on each socket.
@@ -374,6 +376,19 @@ def test_of_two_gpus_the_one_that_copies_far_slower_with_host_memory_is_said() -
     run = on_tree(slow(*slot(1), at=0.77), count=2)
     assert faults(run) == []
     assert Diagnosis(run).left_open.startswith("GPU1 copies with host memory at 20.0 GB/s where GPUs like it reach 26")
+
+
+def test_a_link_is_not_taken_for_its_gpus_port_because_noise_hides_the_others() -> None:
+    """GPU0 → GPU3 is slow; what GPU0 exchanges with others varies so much that it may be slow as well."""
+    rng, links = random.Random(56), tuple(permutations(range(4), 2))
+
+    def rates(link: Members) -> list[float]:
+        wild, healthy = 0 in link and 3 not in link, 12.0 if link == (0, 3) else 20.0
+        return [healthy * (rng.choice((0.98, 0.97, 0.6)) if wild else rng.gauss(1, 1e-3)) for _ in range(3)]
+
+    found = [measured(work.operation, link, rates(link)) for work in (*CE, *SM) for link in links]
+    (verdict,) = faults(run_of(gpus(4, "NVIDIA A40"), found, paths(4, "PHB")))
+    assert (verdict.kind, verdict.members) == (Kind.ASYMMETRY, (0, 3))
 
 
 def test_a_card_of_another_product_is_compared_with_its_own_kind() -> None:

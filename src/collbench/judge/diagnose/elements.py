@@ -229,8 +229,8 @@ def _slow_gpus(
 def _undecided(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:
     """Yield what all explanations that fit equally well blame, and one element for what they do not agree on.
 
-    None if there is only one, or if a link's own lanes explain all as well as any: whatever shares them is then not to
-    blame.
+    None if there is only one. If a link's own lanes explain all, too, it is these alone: what shares them slows nothing
+    else for certain.
     """
 
     def part(element: Element) -> object:
@@ -239,7 +239,9 @@ def _undecided(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:
     def parts(elements: Sequence[Element]) -> frozenset[object]:
         return frozenset(map(part, elements))
 
-    if not any(element.shared for element in alike[0]):
+    own = next((elements for elements in alike if not any(element.shared for element in elements)), None)
+    if own is not None:
+        yield from own
         return
     # Those without a link's own lanes first, then GPUs, which outnumber uplinks and fail more often.
     simple = sorted(
