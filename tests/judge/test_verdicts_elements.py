@@ -15,7 +15,7 @@ from collbench.judge.diagnose.verdict import Cause
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
 from tests.builders import gpus, measured, paths, run_of
-from tests.judge.checked import HOST, Members, faults, h200, run_on
+from tests.judge.checked import HOST, STAGED, Members, faults, h200, run_on
 
 # Eight GPUs: two below each switch, two switches on each socket.
 FULL = 26.0
@@ -376,6 +376,45 @@ def test_of_two_gpus_the_one_that_copies_far_slower_with_host_memory_is_said() -
     run = on_tree(slow(*slot(1), at=0.77), count=2)
     assert faults(run) == []
     assert Diagnosis(run).left_open.startswith("GPU1 copies with host memory at 20.0 GB/s where GPUs like it reach 26")
+
+
+@pytest.mark.parametrize(
+    ("gpus_below", "ways", "name", "members"),
+    [
+        ((2,), HOST, "gpu", (2,)),
+        ((2,), HOST[:1], "gpu_direction", (2,)),
+        ((2, 3), HOST, "uplink", (2, 3)),
+    ],
+)
+def test_where_nvlinks_join_all_gpus_copies_with_host_memory_accuse_a_slot_or_uplink(
+    gpus_below: Members, ways: tuple[Work, ...], name: str, members: Members
+) -> None:
+    below = {(0, 1): "PIX", (2, 3): "PIX"}
+    run = h200(lambda work, ends: 0.55 if work in ways and ends[0] in gpus_below else 1.0)
+    tree = tuple(replace(path, ancestor=below.get(path.devices, "NODE")) for path in run.paths)
+    run = replace(run, paths=tree)
+    (verdict,) = faults(run)
+    assert (verdict.kind, of(verdict.cause)) == (Kind.INTRA_LABEL_OUTLIER, (name, members))
+    assert (verdict.members, verdict.pairs, verdict.label) == (members, (), "")
+    assert "LnkSta" in verdict.fix
+    assert len(Diagnosis(run).healthy) == 6, "it crosses no NVLink"
+
+
+def test_a_slot_with_too_few_lanes_is_one_verdict_where_nvlinks_join_all_gpus() -> None:
+    run = h200(lambda work, ends: 0.5 if work in (*HOST, STAGED) and 2 in ends else 1.0)
+    states = [replace(state, pcie_width=8) if at == 2 else state for at, state in enumerate(run.health_after)]
+    (verdict,) = faults(replace(run, health_after=tuple(states)))
+    assert (verdict.kind, verdict.members) == (Kind.PCIE_DEGRADED, (2,))
+    assert verdict.explains == (Kind.INTRA_LABEL_OUTLIER,)
+
+
+@pytest.mark.parametrize("far", [0.65, 0.75])
+def test_where_no_numa_node_is_known_memory_may_be_far_from_half_of_the_gpus(far: float) -> None:
+    """A virtual machine hides the sockets: copies of GPU2 and GPU3 cross the link between them."""
+    run = h200(lambda work, ends: far if work in HOST and ends[0] > 1 else 1.0)
+    run = replace(run, devices=tuple(replace(device, numa_node=None) for device in run.devices))
+    assert faults(run) == []
+    assert "another socket" in Diagnosis(run).left_open
 
 
 def test_a_link_is_not_taken_for_its_gpus_port_because_noise_hides_the_others() -> None:

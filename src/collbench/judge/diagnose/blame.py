@@ -185,7 +185,15 @@ def blames(
 
 
 def on_element(facts: Facts, element: Element, links: frozenset[Link]) -> Blame:
-    """Return the blame of an element that several pairs share for these links, which cross it."""
+    """Return the blame of an element that several pairs share for these links, which cross it.
+
+    Where NVLinks join all GPUs none does: only copies with host memory show the slot or uplink.
+    """
+    if not element.links:
+        cause, place = element.cause(facts.run), tags(element.devices, facts.run.devices)
+        if element.of_gpu:
+            cause = replace(cause, text=f"the PCIe slot of {place}: it has fewer lanes, a riser, or trained down")
+        return Blame(links, element.devices, f"copies of {place} with host memory", cause=cause)
     if not element.of_gpu:
         cause = element.cause(facts.run)
         return replace(together(facts, links, everything=False), reach=element.links, cause=cause)

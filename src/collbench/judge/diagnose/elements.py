@@ -391,11 +391,16 @@ def across_nodes(facts: Facts) -> dict[tuple[int, int], list[tuple[Reading, Read
 
 
 def sockets_of(facts: Facts, reading: Reading) -> tuple[int | None, ...]:
-    """Return the sockets of its GPUs, if it is unknown on which of several the memory lies through which they copy."""
+    """Return the sockets of its GPUs, if it is unknown on which of several the memory lies through which they copy.
+
+    Where a GPU's socket is unknown, as in a virtual machine, each may have one of its own.
+    """
     members, work = reading.members, reading.work
     by_host = work.variant in (Variant.HOST, Variant.STAGED) or (work.operation.is_collective and facts.nccl_by_host)
     by_host |= len(members) == 2 and not is_nvlink(reading.label) and not facts.has_peers(members)
     sockets = [device.numa_node for device in facts.run.devices]
+    if work.variant is Variant.HOST and work.numa_node is None and None in sockets:
+        return (~members[0],)
     if not by_host or work.numa_node is not None or len({*sockets}) < 2:
         return ()
     return tuple(sorted((sockets[member] for member in members), key=str))

@@ -148,12 +148,13 @@ def below_elements(facts: Facts) -> Iterator[Verdict]:
     of_socket, of_all = _gaps_with_host(facts)
     gaps = {_WITH_HOST: of_socket, REMOTE_GAP: of_all}  # by the threshold
     sure = frozenset[Link]()  # what crosses a surer element is another verdict's
-    far = any(gap.gap > threshold for threshold, some in gaps.items() for gap in some)
+    # Two GPUs do not show which of them is normal.
+    far = len(facts.run.devices) > 2 and any(gap.gap > least for least, some in gaps.items() for gap in some)
     for element in blamed(facts, over_nvlink=False, collective=False) if far else ():
         links, sure = element.links - sure or element.links, sure | element.links
         below = ((threshold, [gap for gap in some if element.slows(gap.reading)]) for threshold, some in gaps.items())
         ours = [gap for threshold, some in below for gap in _certain_below(facts, some, threshold)]
-        if not ours or not element.shared:
+        if not ours:
             continue
         worst, works = max(ours, key=lambda gap: gap.gap), names(gap.reading.work for gap in ours)
         blame, likely = on_element(facts, element, links), element.cause(facts.run)
@@ -432,8 +433,13 @@ def _slow(facts: Facts, kind: Kind, blame: Blame, worst: Sequence[Gap], text: st
     seen = unhealthy_devices(facts).cause(blame.members)
     if seen and blame.gpu is not None:  # whatever their labels
         blame = replace(blame, reach=blame.reach | facts.links_of(blame.gpu))
-    cause = seen or replace(blame.cause or likely, fix=link_state(facts, min(blame.links)))
+    cause = seen or replace(blame.cause or likely, fix=_state(facts, blame))
     return verdict_on(facts, kind, blame, text, cause, [gap.reading for gap in worst])
+
+
+def _state(facts: Facts, blame: Blame) -> str:
+    """Return the commands that show the state of what is to blame; without links between GPUs it is their slots."""
+    return link_state(facts, min(blame.links)) if blame.links else slots(facts.run, blame.members)
 
 
 def link_state(facts: Facts, link: Link) -> str:

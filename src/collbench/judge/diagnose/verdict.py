@@ -138,10 +138,10 @@ class Verdict:
         """Return whether it is a fault of this pair, in ascending positions, or of one of its devices."""
         if self.severity is Severity.INFO:
             return False
-        if len(self.members) == 1 or self.by_other_processes:
-            return not {*pair}.isdisjoint(self.members)
         if not self.pairs and self.works and all(work.variant.host_memory for work in self.works):
             return False  # such copies cross no link between GPUs
+        if len(self.members) == 1 or self.by_other_processes:
+            return not {*pair}.isdisjoint(self.members)
         return pair in self.pairs if self.pairs else {*pair} <= {*self.members}
 
 
@@ -250,7 +250,9 @@ def _covers(strong: Verdict, weak: Verdict, links: frozenset[Link]) -> bool:
     reach = both_ways(strong.reach) if collective else strong.reach
     if weak.kind in _SLOWED and not sure and weak.links and weak.links <= reach:
         return True
-    if _by_one_cause(strong, weak) and (_of_device(strong) or {*weak.members} <= {*strong.members}):
+    by_cause = _by_one_cause(strong, weak) and (_of_device(strong) or {*weak.members} <= {*strong.members})
+    of_slot = strong.kind is Kind.PCIE_DEGRADED and with_host and not weak.links  # where NVLinks join all GPUs
+    if by_cause or (of_slot and weak.members == strong.members):
         return True
     by_kind = weak.kind in _EXPLAINS.get(strong.kind, ()) and not (sure and strong.kind is Kind.CONTENTION)
     return by_kind and bool(weak.links) and weak.links <= both_ways(links)
