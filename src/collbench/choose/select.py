@@ -38,6 +38,7 @@ from collbench.judge.stats import MIN_TRIALS, Summary, most_measured, simultaneo
 from collbench.judge.tiers import (
     Estimate,
     Ranking,
+    at_least,
     estimates,
     points_of,
     rank_links,
@@ -141,9 +142,10 @@ def _best(pool: _Pool, k: int, exclude: Collection[int] = (), *, allow_busy: boo
 def settle(choice: Choice, verification: Run) -> Choice:
     """Return the choice that all-reduces of the finalists' very members decide, measured in `verification`.
 
-    Its positions are the choice's. The fastest median wins; of those that tie with it, the one predicted best. What
-    failed or moved wrong data cannot win. Of a set that was measured twice the later measurement counts. A run without
-    any finalist leaves the choice as it is.
+    Its positions are the choice's. The set wins whose interval has the highest lower end, because of several medians
+    the highest may be that of the noisiest set; of those that tie with it, the one predicted best. What failed or moved
+    wrong data cannot win. Of a set that was measured twice the later measurement counts. A run without any finalist
+    leaves the choice as it is.
     """
     points = _points(choice, verification)
     if not points:
@@ -158,7 +160,7 @@ def settle(choice: Choice, verification: Run) -> Choice:
     delta = tolerance(next(iter(points.values())).point.size_bytes)
     measured = [some for some in choice.finalists if some.members in by_set]
     ranked = [some.members for some in measured if some.sound] or [some.members for some in measured]
-    top = max((by_set[members] for members in ranked), key=lambda estimate: estimate.middle)
+    top = max((by_set[members] for members in ranked), key=at_least)
     tied = [members for members in ranked if ties(top, by_set[members], delta)]
     winner = choice.members if choice.members in tied else tied[0]
     default = next((some.members for some in choice.finalists if some.default), ())

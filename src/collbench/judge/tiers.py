@@ -22,6 +22,7 @@ from collbench.judge.stats import (
     noise_of_kinds,
     own_noise,
     range_quantile,
+    simultaneous_quantile,
     summarize,
     trial_noise,
     widening,
@@ -158,6 +159,15 @@ def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
     if not (other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta):
         return False
     return top.middle - other.middle > delta + margin(top, replace(other, error=other.cautious_error), count)
+
+
+def at_least(estimate: Estimate) -> float:
+    """Return the lower end of a link's log bandwidth (95%), by its own noise where its trials show that it has some.
+
+    It is the median where no trials show any noise.
+    """
+    variance, freedom = _variance(estimate)
+    return estimate.middle - (math.sqrt(variance) * simultaneous_quantile(freedom, 1) if freedom else 0.0)
 
 
 def ties(a: Estimate, b: Estimate, delta: float) -> bool:
