@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import re
 import statistics
 import sys
@@ -211,18 +210,3 @@ def test_loading_a_job_as_a_run_names_the_call_for_jobs() -> None:
 
 
 # --- select -----------------------------------------------------------------------------------------------------------
-
-
-def test_select_on_a_simulated_machine_touches_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    before = dict(os.environ)
-    selection = collbench.select(2, backend="sim", fabric="nvlink-pairs-2x2")
-    assert dict(os.environ) == before
-    assert selection.environment == {}
-    first, second = (device.index for device in selection.devices)
-    assert {first, second} in ({0, 1}, {2, 3})  # the two bridged pairs
-    assert selection.origin.backend == "sim"
-    with pytest.raises(collbench.Error, match="add --backend sim"):
-        collbench.select(2, fabric="nvlink-pairs-2x2")
-    with pytest.raises(collbench.Error, match="'gpu' is not one of 'auto', 'cuda'"):
-        collbench.select(2, backend="gpu")

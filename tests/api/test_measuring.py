@@ -1,5 +1,3 @@
-import errno
-import os
 import pathlib
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,7 +17,7 @@ from collbench.runfile import run_file
 from tests.builders import ALL, paths
 from tests.measurement.fakes import FakeBackend
 
-KIB, MIB, GIB = 2**10, 2**20, 2**30
+MIB, GIB = 2**20, 2**30
 Begin = Callable[..., RequestSession]
 
 
@@ -143,26 +141,6 @@ def test_health_that_cannot_be_read_any_more_hides_neither_the_cause_nor_the_run
     with begin(lost, health=health) as measuring, pytest.raises(BackendError, match="fell off the bus"):
         measuring.measure()
     assert run_file.load(tmp_path / "run.json").health_after == ()
-
-
-def test_a_full_disk_is_reported_once_and_measuring_goes_on(
-    begin: Begin, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    path, reported = tmp_path / "run.json", list[str]()
-    path.write_text("an older run", encoding="utf-8")
-    monkeypatch.setattr(os, "fsync", full)
-    with begin(FakeBackend(2), replace(ALL, force=True), reported.append) as measuring:
-        measuring.measure()
-    assert measuring.run.complete
-    assert len(reported) == 1
-    assert "No space left on device" in reported[0]
-    assert "measuring continues" in reported[0]
-    assert measuring.failure is not None
-    assert path.read_text(encoding="utf-8") == "an older run"
-    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_the_same_seed_measures_in_the_same_order(begin: Begin) -> None:

@@ -65,11 +65,8 @@ def test_the_documented_cluster_is_one(program: Program) -> None:
     ("title", "args", "message"),
     [
         ("outside a launch", ("nodes", "--select", "2"), "start this with srun, torchrun or mpirun"),
-        ("no cluster", ("nodes", "--backend", "sim"), "needs --fabric-cluster: superpod-128, tree-128"),
         ("an unknown one", (*SIM, "nope"), "no cluster is called 'nope'"),
-        ("a file that is not there", (*SIM, "nope.json"), "cannot read cluster file nope.json"),
         ("a cluster for real nodes", ("nodes", "--fabric-cluster", "tree-128"), "add --backend sim"),
-        ("more nodes than there are", (*SIM, "thin-32", "--select", "33"), "--select 33 of 32 nodes"),
         ("a file for nothing", (*SIM, "thin-32", "-o", "x.json"), "there is no run for --output: --json prints"),
         (
             "messages of latency",

@@ -34,15 +34,12 @@ def hyperthreads(physical: int) -> dict[int, str]:
 @pytest.mark.parametrize(
     ("title", "nodes", "siblings", "allowed", "expected"),
     [
-        ("two cores, one node", {0: "0-1"}, single(2), range(2), [0, 1]),
         ("a mask leaves cores out", {0: "0-7"}, single(8), [1, 4, 6], [1, 4, 6]),
         ("hyper-threads count once", {0: "0-7"}, hyperthreads(4), range(8), [0, 1, 2, 3]),
         ("the mask has only the upper threads", {0: "0-7"}, hyperthreads(4), range(4, 8), [4, 5, 6, 7]),
-        ("one physical core still gives two threads", {0: "0-1"}, hyperthreads(1), range(2), [0, 1]),
         ("many cores are spread, not the first eight", {0: "0-31"}, single(32), range(32), list(range(0, 32, 4))),
         ("two nodes give one core each", {0: "0-3", 1: "4-7"}, single(8), range(8), [0, 4]),
         ("nodes are cut to the mask", {0: "0-3", 1: "4-7"}, single(8), [2, 3, 6], [2, 6]),
-        ("a mask within one node gives its cores", {0: "0-3", 1: "4-7"}, single(8), [4, 5, 6], [4, 5, 6]),
         ("a node of memory alone is no device", {0: "0-1", 1: ""}, single(2), range(2), [0, 1]),
         ("a kernel that shows nothing", {}, {}, [0, 1, 2], [0, 1, 2]),
         ("sixteen nodes are spread too", {n: str(n) for n in range(16)}, single(16), range(16), list(range(0, 16, 2))),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
-import os
 import shlex
 import shutil
 import subprocess
@@ -65,47 +63,6 @@ def test_docker_gets_the_value_that_its_csv_reader_takes_for_one_list() -> None:
     assert option == "--gpus"
     (record,) = csv.reader([value], strict=True)
     assert record == [f"device={FIRST},{LAST}"]
-
-
-def _srun(words: list[str], allocated: list[str]) -> list[list[str]]:
-    """Return the chosen command of each task with the GPUs that it sees, as Slurm documents it.
-
-    srun's own options end at the first word that is none; each task's CUDA_VISIBLE_DEVICES is set anew; and a binding
-    other than "none", which --gpus-per-task implies, hides from a task what it is not bound to [srun(1), --tres-bind].
-    """
-    options = dict(word.removeprefix("--").split("=", 1) for word in itertools.takewhile(_is_option, words))
-    assert options.keys() <= {"nodes", "ntasks", "gpu-bind", "gpus-per-task"}, "nothing else is documented here"
-    kind, _, bound = options.get("gpu-bind", "per_task:1" if "gpus-per-task" in options else "none").partition(":")
-    entries = bound.split(",") if bound else []
-    seen = []
-    for task in range(int(options["ntasks"])):
-        if kind == "map_gpu":
-            visible = [allocated[int(entries[task % len(entries)])]]
-        elif kind in ("per_task", "single"):
-            visible = allocated[task : task + 1]
-        else:
-            assert kind == "none", kind
-            visible = allocated
-        command = [*itertools.dropwhile(_is_option, words), "sh", "-c", 'printf %s "$CUDA_VISIBLE_DEVICES"']
-        environment = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(visible))))}
-        asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split(",")
-        named = [visible[int(one)] if one.isdigit() else one for one in asked]
-        seen.append([one for one in named if one in visible])
-    return seen
-
-
-def _is_option(word: str) -> bool:
-    return word.startswith("--")
-
-
-def test_each_task_of_srun_sees_all_chosen_gpus() -> None:
-    """NCCL has no P2P with a GPU that a binding hides from a task [NVIDIA/nccl#1066]."""
-    allocated = [FIRST, "GPU-1", "GPU-2", LAST]
-    chosen = shlex.split(device_line("slurm", GPUS))
-    assert _srun(chosen, allocated) == [[FIRST, LAST], [FIRST, LAST]]
-    assert _srun(["--gpus-per-task=1", *chosen], allocated) == [[FIRST, LAST], [FIRST, LAST]]
-    assert _srun(["--ntasks=2", "--gpu-bind=map_gpu:0,3"], allocated) == [[FIRST], [LAST]]
-    assert _srun(["--ntasks=2", "--gpus-per-task=1"], allocated) == [[FIRST], ["GPU-1"]]
 
 
 @pytest.mark.parametrize("output_format", ["apptainer", "slurm", "list"])

@@ -56,7 +56,6 @@ BATCH_SCRIPT = {"SLURM_JOB_ID": "123456", "SLURM_PROCID": "0", "SLURM_NTASKS": "
         ("srun", SRUN, LaunchEnvironment(5, 8, 1, 4, "gpu07", 13457, "Slurm")),
         ("srun with a port", SRUN | {"MASTER_PORT": "6000"}, LaunchEnvironment(5, 8, 1, 4, "gpu07", 6000, "Slurm")),
         ("a batch script, where nobody else would come", BATCH_SCRIPT, None),
-        ("a batch script's step of one task", BATCH_SCRIPT | {"SLURM_STEP_NUM_TASKS": "1"}, None),
         ("mpirun on one host", MPIRUN, LaunchEnvironment(3, 4, 3, 4, "127.0.0.1", 29500, "Open MPI")),
         (
             "mpirun on two hosts",
@@ -68,7 +67,6 @@ BATCH_SCRIPT = {"SLURM_JOB_ID": "123456", "SLURM_PROCID": "0", "SLURM_NTASKS": "
             SRUN | MPIRUN,
             LaunchEnvironment(3, 4, 3, 4, "127.0.0.1", 29500, "Open MPI"),
         ),
-        ("mpirun with one process", MPIRUN | {"OMPI_COMM_WORLD_SIZE": "1"}, None),
         ("a pod of a PyTorchJob, in which torchrun is yet to start", POD, None),
         (
             "a rank that torchrun started in such a pod",
@@ -88,7 +86,6 @@ def test_a_process_finds_its_rank(title: str, environment: dict[str, str], launc
         ("a local rank too many", TORCHRUN | {"LOCAL_RANK": "4"}, "local rank 4 of 4"),
         ("more ranks here than everywhere", TORCHRUN | {"LOCAL_WORLD_SIZE": "9"}, "9 of 8 ranks here"),
         ("no number", TORCHRUN | {"WORLD_SIZE": "eight"}, "WORLD_SIZE=eight is not a number"),
-        ("a negative number", TORCHRUN | {"RANK": "-1"}, "RANK=-1 is not a number"),
         ("no port of this world", TORCHRUN | {"MASTER_PORT": "70000"}, "port 70000"),
         ("half of torchrun's variables", {"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK is not set"),
         ("nobody knows where rank 0 is", MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "add -x MASTER_ADDR=HOST"),
@@ -186,11 +183,9 @@ def test_two_jobs_and_two_steps_of_a_job_meet_at_different_ports() -> None:
         ("2(x3),1", 2, 2),
         ("2(x3),1", 3, 1),
         ("1,4(x2)", 1, 4),
-        ("2", 1, None),
         ("4(x999999999)", 5, 4),
         (f"4(x{'9' * 5000})", 5, None),
         ("", 0, None),
-        ("?", 0, None),
     ],
 )
 def test_the_tasks_of_a_node(tasks: str, node: int, count: int | None) -> None:

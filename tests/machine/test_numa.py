@@ -36,14 +36,11 @@ TWO = {0: "0-3", 1: "4-7"}
     ("title", "cpus", "memory", "allowed", "mask", "expected"),
     [
         ("two sockets", TWO, None, "0-1", range(8), (0, 1)),
-        ("two sockets and a kernel that tells no limits", TWO, None, None, range(8), (0, 1)),
-        ("one node", {0: "0-7"}, None, "0", range(8), (0,)),
         ("the mask lies on one socket", TWO, None, "0-1", range(4, 8), (1,)),
         ("the cpuset holds one socket's memory", TWO, None, "1", range(8), (1,)),
         ("a socket without memory", TWO, {0: 2**20, 1: 0}, "0-1", range(8), (0,)),
         ("a kernel that does not tell a node's memory", TWO, {1: 2**20}, "0-1", range(8), (1,)),
         ("memory without CPUs, as of a GPU or CXL", TWO | {2: ""}, None, "0-2", range(8), (0, 1)),
-        ("numbers with gaps, more than nine nodes", {0: "0", 8: "1", 16: "2"}, None, "0,8,16", range(3), (0, 8, 16)),
         ("a kernel that shows nothing", {}, None, None, range(8), ()),
     ],
 )

@@ -24,7 +24,7 @@ from collbench.report import sentences
 from tests.builders import ALL, gpus, run_of
 from tests.measurement.fakes import FakeBackend
 
-KIB, MIB, GIB = 2**10, 2**20, 2**30
+MIB, GIB = 2**20, 2**30
 ONE = replace(ALL, copies=(), collectives=(Work(Operation.ALLREDUCE),), pairs=False)
 
 
@@ -137,9 +137,7 @@ def test_named_sets_are_measured_in_turn_at_least_six_times(sets: tuple[tuple[in
     ("title", "wrong", "count", "message"),
     [
         ("sets of unequal size", {"split": 2}, 3, "--split 2 of 3 devices"),
-        ("sets of one", {"split": 4}, 4, "--split 4 of 4 devices"),
         ("a root that is no rank", {"root": 4}, 4, "--root 4 is not a rank: 4 ranks count from 0 to 3"),
-        ("a root that is no rank of a set", {"root": 2, "split": 2}, 4, "--root 2 is not a rank"),
         ("only sizes without a batch", {"collectives": (Work(Operation.ALLGATHER),), "sizes": (8, 63)}, 4, "16 bytes"),
         (
             "only sizes without an element",

@@ -1,6 +1,5 @@
 """Sizes, types, figures and lists in words."""
 
-import pathlib
 from itertools import pairwise
 
 import pytest
@@ -8,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.model.errors import UsageError
-from collbench.model.operations import Operation
 from collbench.model.units import (
     DTYPE_BYTES,
     abridged,
-    algbw,
     amount,
     capped,
     columns,
@@ -33,17 +30,13 @@ from collbench.model.units import (
     whole_elements,
 )
 
-H200 = pathlib.Path(__file__).parents[1] / "data" / "h200x4"
-
 
 @pytest.mark.parametrize(
     ("text", "size"),
     [
         ("8", 8),
-        ("1000", 1000),
         ("64K", 65536),
         ("64k", 65536),
-        ("1M", 1048576),
         ("1MB", 1048576),
         ("2GiB", 2147483648),
         ("1T", 1099511627776),
@@ -58,7 +51,6 @@ def test_a_size_is_binary(text: str, size: int) -> None:
     ("text", "sizes"),
     [
         ("1M", [1048576]),
-        ("8:64", [8, 16, 32, 64]),
         ("8:100", [8, 16, 32, 64]),  # the end need not be met
         ("1K:1M:32", [1024, 32768, 1048576]),
         ("5:5", [5]),
@@ -75,19 +67,13 @@ def test_sizes_ascend_without_repeats(text: str, sizes: list[int]) -> None:
     [
         ("backwards", "1G:1M", "starts above its end: write 1M:1G"),
         ("zero", "0", "is zero"),
-        ("zero with a unit", "0K", "is zero"),
-        ("negative", "-1", "'-1' is not a number of bytes"),
         ("unknown unit", "1X", "'1X' is not a number of bytes"),
         ("a fraction", "1.5M", "'1.5M' is not"),
         ("empty", "", "--sizes is empty"),
-        ("blank", "  ", "--sizes is empty"),
         ("an empty list item", "1K,,2K", "'' is not"),
-        ("an open range", "1K:", "'' is not"),
         ("factor one", "1K:1M:1", "factor 1 never reaches"),
-        ("factor zero", "1K:1M:0", "factor 0 never reaches"),
         ("factor negative", "1K:1M:-2", "factor -2 never reaches"),
         ("factor a fraction", "1K:1M:1.5", "factor '1.5' is not a whole number"),
-        ("factor empty", "1K:1M:", "factor '' is not"),
         ("four parts", "1:2:3:4", "has 4 parts"),
         ("a digit that is no number", "1K:1M:²", "factor '²' is not"),
     ],
@@ -123,11 +109,9 @@ def test_a_range_multiplies_until_its_end_is_passed(low: int, more: int, factor:
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (1000, "1000 B"),
         (25 * 2**20, "25M"),
         (27_687 * 2**10, "27.0M"),
         (78_768_128, "75.1M"),
-        (4100 * 2**10, "4.00M"),
         (1536, "1.50K"),
         (2**20 - 1, "1024K"),
         (10 * 2**20 - 1, "10.0M"),
@@ -144,53 +128,6 @@ def test_a_message_of_a_job_has_three_digits_unless_fewer_are_exact(size: int, t
 )
 def test_free_memory_reads_as_people_say_it(size: int, text: str) -> None:
     assert format_approximate_size(size) == text
-
-
-@pytest.mark.parametrize(
-    ("operation", "ranks", "factor"),
-    [  # nccl-tests doc/PERFORMANCE.md, worked out by hand
-        ("allreduce", 2, 1.0),
-        ("allreduce", 4, 1.5),
-        ("allreduce", 8, 1.75),
-        ("allgather", 4, 0.75),
-        ("reducescatter", 8, 0.875),
-        ("alltoall", 2, 0.5),
-        ("broadcast", 8, 1.0),
-        ("reduce", 4, 1.0),
-        ("sendrecv", 2, 1.0),
-        ("gather", 4, 0.75),
-        ("scatter", 8, 0.875),
-        ("ce-write", 2, 1.0),
-    ],
-)
-def test_busbw_factors(operation: str, ranks: int, factor: float) -> None:
-    assert Operation(operation).busbw_factor(ranks) == factor
-
-
-def recorded(ranks: int) -> list[list[str]]:
-    """Return the table of a recorded run: size count type redop root, then time algbw busbw #wrong twice."""
-    text = (H200 / f"all_reduce_perf-{ranks}-ranks.txt").read_text(encoding="utf-8")
-    return [line.split() for line in text.splitlines() if line and not line.startswith("#")]
-
-
-def possible(size: int, microseconds: str, factor: float) -> tuple[float, float]:
-    """Return the bandwidths that a printed time may stand for: half a unit of its last digit either way."""
-    half = 0.5 * 10.0 ** -len(microseconds.partition(".")[2])
-    slow, fast = ((float(microseconds) + side) * 1e-6 for side in (half, -half))
-    return algbw(size, slow) * factor, algbw(size, fast) * factor
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("half", ["out", "in"])
-def test_bandwidths_are_those_that_nccl_tests_prints(ranks: int, half: str) -> None:
-    rows = recorded(ranks)
-    assert len(rows) == 30  # 8 B to 4 GiB
-    for row in rows:
-        time, alg, bus, wrong = row[5:9] if half == "out" else row[9:13]
-        assert wrong == "0"
-        for printed, factor in ((alg, 1.0), (bus, Operation.ALLREDUCE.busbw_factor(ranks))):
-            low, high = possible(int(row[0]), time, factor)
-            assert low - 0.00501 <= float(printed) <= high + 0.00501, row
 
 
 @pytest.mark.parametrize(
@@ -230,7 +167,6 @@ def test_a_figure_in_a_table_keeps_the_digits_of_small_ones(value: float, text: 
         ("a span", span([1.5, 2.0, 1.0], str, "–"), "1.0–2.0"),
         ("ends that print alike are one", span([1.04, 1.01], "{:.1f}".format), "1.0"),
         ("sizes in any order", size_span((2**30, 8, 2**20)), "8 B to 1G"),
-        ("one size", size_span((2**20,)), "1M"),
         ("one", amount(1, "trial"), "1 trial"),
         ("none are many", amount(0, "trial"), "0 trials"),
         ("each name once, in the order met", counted(("B", "A", "B")), "2 × B, 1 × A"),
@@ -270,12 +206,9 @@ def test_budgets(text: str, seconds: float) -> None:
     ("text", "name"),
     [
         ("float", "float32"),
-        ("half", "float16"),
         ("double", "float64"),
         ("bf16", "bfloat16"),
         ("FP16", "float16"),
-        ("Float32", "float32"),
-        ("uint8", "uint8"),
         ("fp8_e4m3", "float8_e4m3fn"),  # as nccl-tests has it
         ("f8e5m2", "float8_e5m2"),
     ],

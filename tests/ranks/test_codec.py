@@ -128,9 +128,7 @@ WIRED = json.loads(encode(Call("time", (STEP,))))[2][0]
     ("title", "data"),
     [
         ("nothing", b""),
-        ("no JSON", b"\x80\x04K\x01."),
         ("a pickle that runs code", pickle.dumps(Executed())),
-        ("no text", b'["Leave", "\xff"]'),
         ("nested too deep", b"[" * 100_000),
         ("a number with a million digits", b"[" + b"9" * 10**6 + b"]"),
         ("an order that is none", b'["system", "true"]'),
@@ -138,16 +136,10 @@ WIRED = json.loads(encode(Call("time", (STEP,))))[2][0]
         ("a method that is not for rank 0", b'["Call", "interrupt", []]'),
         ("a special one", b'["Call", "__class__", []]'),
         ("a rank's message instead of an order", encode(Alive())),
-        ("a reason that is a list", b'["Leave", []]'),
-        ("a part more", b'["Leave", "", true]'),
         ("a value for a method without any", b'["Call", "introduce", [8]]'),
-        ("none for a method that takes one", b'["Call", "reserve", []]'),
-        ("a text instead of a number", b'["Call", "reserve", ["8"]]'),
         ("a truth instead of a number", b'["Call", "reserve", [true]]'),
         ("no number at all", b'["Call", "reserve", [NaN]]'),
-        ("a field less", b'["Call", "open", [{"key": "world0"}]]'),
         ("an operation that is none", json.dumps(["Call", "time", [WIRED | {"work": {"operation": "rm"}}]]).encode()),
-        ("groups that are numbers", json.dumps(["Call", "time", [WIRED | {"groups": [1, 2]}]]).encode()),
     ],
 )
 def test_invalid_orders_are_refused_and_nothing_runs(
@@ -163,11 +155,8 @@ def test_invalid_orders_are_refused_and_nothing_runs(
     [
         ("an order", encode(Leave())),
         ("a failure of an unknown class", b'["Failed", "SystemExit", "0"]'),
-        ("a failure without a text", b'["Failed", "UsageError", {"a": 1}]'),
-        ("a value of no method", b'["Done", "Popen", "true", []]'),
         ("a value of another method", b'["Done", "make_id", {"seconds": []}, []]'),
         ("a value of a method that returns none", b'["Done", "reserve", 1, []]'),
-        ("flags that are no texts", b'["Done", "reserve", null, [1]]'),
         ("flags that are a text", b'["Done", "reserve", null, "ab"]'),
         ("infinite seconds", b'["Done", "time", {"seconds": [[Infinity]]}, []]'),
     ],

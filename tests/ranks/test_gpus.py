@@ -21,12 +21,6 @@ from tests.ranks.processes import as_mpirun, ends, free_port, started
 @pytest.mark.parametrize(
     ("title", "gpus", "visible", "message"),
     [
-        (
-            "both ranks were given the same GPU",
-            4,
-            ("2", "2"),
-            "ranks 0 and 1 on .* all have the same GPU, GPU-fa4e0200-.*: start one process for each GPU",
-        ),
         ("more ranks than GPUs", 2, (None, None, None), "Open MPI started 3 processes for 2 GPUs"),
     ],
 )

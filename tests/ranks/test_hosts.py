@@ -34,12 +34,6 @@ FOUR = (rank(0), rank(1), rank(2, "b"), rank(3, "b"))
         ("two hosts", FOUR, ("a", "a", "b", "b"), ("a:GPU0", "a:GPU1", "b:GPU2", "b:GPU3")),
         ("two hosts of one name", (rank(0), rank(1, host_key="another")), ("a", "a#2"), ("a:GPU0", "a#2:GPU1")),
         (
-            "two containers of one machine that share its network",
-            (rank(0), rank(1, "b", network_key="net a")),
-            ("a", "b"),
-            ("a:GPU0", "b:GPU1"),
-        ),
-        (
             "two containers that NCCL_HOSTID makes one host",
             (rank(0), rank(1, "b", host_key="key a"), rank(2, "c")),
             ("a", "a", "c"),
@@ -74,11 +68,6 @@ def test_hosts_are_named_where_there_are_several(
             "one NCCL_HOSTID on two machines",
             (rank(0, "b", boot="x"), rank(1, boot="x"), rank(2, boot="y", network_key="net b")),
             "ranks 1 and 2 have the same NCCL_HOSTID on two machines",
-        ),
-        (
-            "the same with gloo",
-            (rank(0, backend="host", boot="x"), rank(1, backend="host", boot="y")),
-            "ranks 0 and 1 have the same NCCL_HOSTID on two machines",
         ),
     ],
 )

@@ -60,11 +60,9 @@ def connecting(listener: Listener, key: bytes, rank: int, results: list[object])
     ("title", "knocks", "missing"),
     [
         ("all ranks", [(KEY, 2), (KEY, 1)], []),
-        ("one is missing", [(KEY, 2)], [1]),
         ("a stranger", [(WRONG, 1), (KEY, 2)], [1]),
         ("a rank twice", [(KEY, 1), (KEY, 1)], [2]),
         ("a rank that cannot be", [(KEY, 3), (KEY, 0), (KEY, 1)], [2]),
-        ("a rank that is no small number", [(KEY, 2**32 - 1), (KEY, 2)], [1]),
     ],
 )
 def test_ranks_that_know_the_key_are_admitted(title: str, knocks: list[tuple[bytes, int]], missing: list[int]) -> None:
@@ -119,10 +117,8 @@ def returns_the_challenge(listener: Listener) -> socket.socket:
     ("title", "attack"),
     [
         ("it says nothing", connect_stranger),
-        ("it begins and does not go on", sends(b"\0\0\0\1" + bytes(10))),
         ("it hangs up", hangs_up),
         ("it resets the connection", resets),
-        ("it speaks HTTP", sends(b"GET / HTTP/1.1\r\nHost: node0\r\n\r\n")),
         ("it sends a million bytes", sends(b"\xff" * 10**6)),
         ("it shows the key itself, as an older collbench did", sends(KEY + (1).to_bytes(4, "big") + bytes(32))),
         ("its proof is wrong", returns_the_challenge),
@@ -249,7 +245,6 @@ def test_waiting_for_a_late_rank_ends_early_only_if_most_ranks_are_connected(
     ("title", "latest_s", "until_s"),
     [
         ("nobody has come yet", 0.0, 12.0),
-        ("the others came at once", 3.0, 12.0),
         ("the others came on a loaded machine", 7.0, 14.0),
         ("all load torch from a slow file system", 22.0, 44.0),
     ],

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import pytest
 
-from collbench.measurement.backends.protocol import Call, Step
+from collbench.measurement.backends.protocol import Step
 from collbench.model.errors import (
     BackendError,
     ExitStatus,
@@ -16,7 +15,7 @@ from collbench.model.errors import (
 )
 from collbench.model.operations import Operation, Work
 from collbench.ranks.connection import pair
-from collbench.ranks.coordinator import RankLost, Ranks
+from collbench.ranks.coordinator import Ranks
 from tests.ranks.fakes import Board, FakeRankWorker, world
 
 ALLREDUCE = Operation.ALLREDUCE
@@ -76,29 +75,6 @@ def test_a_working_rank_is_informed_that_another_was_lost() -> None:
         with pytest.raises(StepFailed, match="rank 1 is gone"):
             coordinator.time(step((0, 1, 2)))
         assert coordinator.time(step((0, 2))).seconds == ((3.0, 6.0),)
-
-
-@pytest.fixture
-def silent_ranks() -> Iterator[Ranks]:
-    """Yield two ranks that send nothing; losing them is survivable."""
-    ends = [pair() for _ in range(2)]
-    connections = {rank: near for rank, (near, _) in enumerate(ends)}
-    ranks = Ranks(connections, {0: "rank 0", 1: "rank 1 on node1"}, silence_s=0.3, survives_losses=True)
-    yield ranks
-    ranks.close()
-    for _, far in ends:
-        far.close()
-
-
-def test_a_silent_rank_is_a_hang_and_gets_no_more_requests(silent_ranks: Ranks) -> None:
-    for _ in range(2):
-        (answer,) = silent_ranks.ask({1: Call("introduce")}).values()
-        assert isinstance(answer, RankLost)
-        assert str(answer).startswith("rank 1 on node1 is silent for")
-        assert (answer.kind, answer.exit_code) == (FailureKind.HANG, ExitStatus.UNTRUSTED)
-    assert silent_ranks.present == (0,)
-    assert silent_ranks.without_lost() == (0,)
-    assert (silent_ranks.present, dict(silent_ranks.lost)) == ((0,), {})
 
 
 def test_losing_all_other_ranks_is_an_error() -> None:

@@ -73,16 +73,6 @@ def test_in_python_rank_0_has_the_result(three_hosts: list[list[str]], tmp_path:
     assert the_run(tmp_path).complete
 
 
-def test_one_host_is_refused(tmp_path: Path) -> None:
-    port = free_port()
-    environments = [as_slurm(rank, 2, port) for rank in range(2)]
-    with started(tmp_path, ["nodes", "--backend", "host"], environments) as processes:
-        (status, out, err), other_output = ends(processes)
-    assert (status, out) == (2, "")
-    assert "collbench pairs" in err
-    assert other_output == (0, "", "")
-
-
 def test_in_python_every_rank_raises_what_rank_0_refuses(tmp_path: Path) -> None:
     script = tmp_path / "uses_collbench.py"
     script.write_text(

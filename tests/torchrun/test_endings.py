@@ -40,13 +40,3 @@ def test_of_a_script_that_crashes_at_once_the_traceback_comes_first(tmp_path: Pa
     assert "train.py" in first[1]
     assert err.index("ZeroDivisionError: division by zero") < err.index("ChildFailedError")
     assert "collbench/launch" not in err  # nothing of ours stands between
-
-
-def test_a_program_other_than_python_gets_its_arguments_and_its_status_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "train.sh").write_text('#!/bin/sh\necho "$LOCAL_RANK $*" > rank$LOCAL_RANK\nexit 9\n')
-    (tmp_path / "train.sh").chmod(0o755)
-    training = start(tmp_path, "cuda", GPUS[:1], "--devices", "3", "--no-python", "./train.sh", "--a", "b c")
-    _, err = training.communicate(timeout=TIMEOUT_S)
-    assert training.returncode == 1
-    assert "exitcode  : 9" in err
-    assert (tmp_path / "rank0").read_text() == "0 --a b c\n"
