@@ -30,18 +30,6 @@ def test_the_run_holds_its_skew_and_every_page_shows_it(program: Program, tmp_pa
     assert "# blocks: zipf:1.2:4;" in program("export", str(file), "--format", "nccl-tests").out
 
 
-def test_a_matrix_is_sent_as_it_stands_or_to_scale(program: Program, tmp_path: pathlib.Path) -> None:
-    matrix = tmp_path / "matrix.txt"
-    matrix.write_text("0 1048576\n524288 16\n")
-    for sizes, size in (((), 2**20 + 16), (("--sizes", "2M"), 2**21)):
-        file = tmp_path / f"{size}.json"
-        args = ("alltoallv", "--backend", "sim", "--fabric", "hgx-h200", "--devices", "0,1", "--skew", str(matrix))
-        assert program(*args, *sizes, "--output", str(file)).status == 0
-        point = json.loads(file.read_text(encoding="utf-8"))["measurements"][0]["point"]
-        assert point["size_bytes"] == pytest.approx(size, abs=32)
-        assert point["skew"]["matrix"] == [[0, 2**20], [2**19, 16]]
-
-
 @pytest.mark.parametrize(
     ("title", "rows", "devices"),
     [
@@ -83,24 +71,6 @@ def test_runs_of_one_skew_are_the_same_data_points_whatever_their_seeds(
         args = ("alltoallv", "--backend", "sim", "--fabric", "hgx-h200", "--sizes", "64M", "--seed", str(number))
         assert program(*args, "--skew", "zipf:1.2", "--output", file).status == 0
     assert program("compare", *files).status == 0
-
-
-@pytest.mark.parametrize(
-    ("args", "names"),
-    [
-        ("--skew zipf:x", "zipf:1.2"),
-        ("--skew nothing.txt", "no matrix can be read"),
-        ("--skew matrix.txt", "2 × 2, and there are 8 ranks"),
-    ],
-)
-def test_what_is_no_skew_is_refused_in_one_line(
-    program: Program, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, args: str, names: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "matrix.txt").write_text("16 16\n16 16")
-    result = program(*SIM.split(), *args.split())
-    assert (result.status, len(result.err.splitlines())) == (2, 1)
-    assert names in result.err
 
 
 def test_skew_is_for_alltoallv_only(program: Program) -> None:

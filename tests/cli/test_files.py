@@ -71,18 +71,6 @@ def test_a_full_disk_loses_no_results(fakes: Fakes, tmp_path: Path) -> None:
     assert all(line.startswith(full) for line in done.stderr.splitlines())
 
 
-@pytest.mark.skipif(not _can_mount(), reason="this user may not mount a small disk of its own (unshare -m)")
-def test_a_full_disk_fails_no_run_that_no_name_was_asked_for(fakes: Fakes, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    command = collbench("allreduce", "--backend", "cuda", "--sizes", "1K")
-    small = 'mount -t tmpfs -o size=4k none disk && exec "$@"'
-    own = environment(fakes) | {"XDG_STATE_HOME": str(tmp_path / "disk")}
-    done = fakes.run(["unshare", "-m", "sh", "-c", small, "sh", *command], own, memory=2**32, free=2306 * 2**20)
-    assert done.code == 0, done.stderr
-    assert "saved nowhere: cannot save the run as" in " ".join(done.stdout.split())
-    assert done.stderr.count("No space left on device") <= 1  # while it measured
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("args", [("show", "run.json"), ("--help",)])
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, args: tuple[str, ...]) -> None:

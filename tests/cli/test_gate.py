@@ -90,18 +90,3 @@ def test_a_pair_that_was_not_judged_fails_where_all_are_expected(
     assert "agree     6 of 6" not in page, case
     data = json.loads(program("check", "run.json", "--expect", "4", "--json").out)
     assert data["exit_status"] == 1, case
-
-
-def test_copies_by_kernels_only_skip_pairs_without_peer_access(program: Program) -> None:
-    whole = without(h200(), {0, 1})
-    (measured_pairs,) = whole.skipped
-    refused = replace(measured_pairs, kind=SkipKind.NO_PEERS, work=Work(Operation.SM_WRITE))
-    kernels = [measurement for measurement in whole.measurements if measurement.point.operation is Operation.SM_WRITE]
-    settings = replace(whole.settings, operations=(Operation.SM_WRITE,))
-    run_file.save(replace(whole, measurements=kernels, skipped=[refused], settings=settings), Path("run.json"))
-    result = program("check", "run.json", "--expect", "4")
-    assert (result.status, result.err) == (0, "")
-    assert "5 of 6 pairs were judged" in result.out
-    assert "unjudged  GPU0-GPU1: no peer access" in result.out
-    run_file.save(replace(whole, skipped=[refused]), Path("run.json"), replace=True)
-    assert program("check", "run.json", "--expect", "4").status == 1  # copy engines and NCCL need no peer access

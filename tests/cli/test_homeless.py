@@ -13,9 +13,7 @@ from typing import Any, Self
 
 import pytest
 
-from collbench.api import SILENT, by_run
-from collbench.api.by_run import measure_finalists
-from collbench.api.selecting import SelectRequest
+from collbench.api import by_run
 from collbench.runfile import saved_runs
 from tests.builders import gpus, pair_run
 from tests.cli.program import Program, collbench, list_only
@@ -117,20 +115,6 @@ def test_select_chooses_all_the_same_and_advises_no_option_that_it_lacks(
     assert "XDG_STATE_HOME" in warned[0]
     assert "--output" not in warned[0]
     assert probed == [None]
-
-
-def test_finalists_are_measured_without_a_file(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
-    measured: list[Path | None] = []
-
-    def fake(_request: object, path: Path | None, *_: object) -> SimpleNamespace:
-        measured.append(path)
-        return SimpleNamespace(run=pair_run(4, lambda a, b: 300.0), path=path)
-
-    monkeypatch.setattr(by_run, "measure", fake)
-    links = pair_run(4, lambda *_: 300.0)
-    assert measure_finalists(SelectRequest(count=2), links, SILENT, ((0, 1), (2, 3)))[1] is None
-    assert measured == [None]
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077], ids=oct)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from collbench.cli import program as loaded
 from collbench.runfile import run_file
 from tests.cli.program import Program, collbench, on_gpus, one_line
 from tests.native.fakes import Fakes
@@ -62,34 +61,12 @@ def test_in_the_middle_what_was_measured_is_saved_and_can_be_shown(
     assert "(interrupted)" in shown.out
 
 
-def test_after_sigkill_what_was_saved_meanwhile_is_there(fakes: Fakes, program: Program, tmp_path: Path) -> None:
-    late = len(on_gpus(fakes, PAIRS).lines("cuGraphLaunch")) * 3 // 4
-    (tmp_path / "run.json").unlink()
-    killed = on_gpus(fakes, PAIRS, interrupt=f"cuGraphLaunch={late}", signal=signal.SIGKILL, **IN_THE_WORKER)
-    assert killed.code == -signal.SIGKILL
-    assert [file.name for file in tmp_path.glob("run*")] == ["run.json"]
-    assert run_file.load(tmp_path / "run.json").measurements
-    shown = program("show", "run.json")
-    assert (shown.status, shown.err) == (0, "")
-    assert "(interrupted)" in shown.out
-
-
 def test_in_the_probe_of_train_nothing_is_started(fakes: Fakes, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     args = ["train", "--auto-select", "2", "--fresh", "train.py"]
     done = on_gpus(fakes, args, interrupt="cuGraphLaunch=2", **IN_THE_WORKER)
     assert done.code == 130
     assert done.stderr.splitlines()[-1] == "collbench: interrupted in the probe: nothing was started"
-
-
-def test_while_the_program_still_loads(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(loaded, "run", interrupt)
-    result = program("pairs")
-    assert result.status == 130
-    assert result.line in NOTHING
 
 
 # Runs for seconds after its first trial, without a worker: a signal ends it before.

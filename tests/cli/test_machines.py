@@ -55,14 +55,6 @@ def test_auto_without_a_gpu_falls_back_to_the_host_and_says_so(fakes: Fakes, tmp
     assert one_line(done.stderr).startswith("measuring CPU cores (host backend): ")
 
 
-def test_training_is_not_moved_to_the_host_by_itself(fakes: Fakes, tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    done = on_gpus(fakes, ["train", "--auto-select", "2", "--backend", "auto", "train.py"], gpus=0)
-    assert done.code == 2
-    assert "no GPU to use" in one_line(done.stderr)
-    assert "--backend host" in one_line(done.stderr)
-
-
 def test_measuring_needs_only_one_word(fakes: Fakes, tmp_path: Path) -> None:
     """`collbench pairs` without options: sizes that do not fit are left out, and the run is saved where train looks."""
     done = fakes.run(collbench("allreduce"), environment(fakes), gpus=2, memory=2**32, free=1281 * _MIB)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
@@ -179,14 +178,3 @@ def test_an_export_to_a_dash_is_printed_as_without_it(program_in_folder: Program
     assert (dashed.status, dashed.out, dashed.err) == (printed.status, printed.out, printed.err)
     assert printed.out.count("\n") > 5
     assert not (tmp_path / "-").exists()
-
-
-def test_a_named_pipe_is_written_to(program_in_folder: Program, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    output: list[str] = []
-    reader = threading.Thread(target=lambda: output.append((tmp_path / "pipe").read_text()), daemon=True)
-    reader.start()
-    assert program_in_folder("export", "run.json", "--format", "csv", "-o", "pipe").status == 0
-    reader.join(10)
-    assert output[0].count("\n") > 1
-    assert (tmp_path / "pipe").is_fifo()

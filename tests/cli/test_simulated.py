@@ -14,26 +14,6 @@ from tests.sim.made import faulty_file
 SIM = ("--backend", "sim", "--fabric", "dgx-1v", "--seed", "1")
 
 
-@pytest.mark.parametrize(
-    "command", [("pairs", "--sizes", "1M"), ("allreduce", "-g", "2", "--sizes", "1M"), ("select", "2")]
-)
-def test_a_file_is_read_once_and_again_if_it_changed(
-    program: Program, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
-) -> None:
-    read: list[str] = []
-
-    def reading(path: pathlib.Path, most: int) -> str:
-        read.append(path.name)
-        return path.read_text(encoding="utf-8")[:most]
-
-    monkeypatch.setattr("collbench.untrusted.read_text", reading)
-    for name in ("first", "second"):
-        faulty_file("nvlink-pairs-2x2", name=name)
-        pathlib.Path(f"{name}.json").replace("mine.json")
-        assert name in program(*command, "--backend", "sim", "--fabric", "mine.json").out
-    assert read == ["mine.json"] * 2
-
-
 def test_devices_are_named_as_pages_name_them_too(program: Program) -> None:
     assert program("topo", "GPU0", "gpu3", *SIM[:4]).out == program("topo", "0", "3", *SIM[:4]).out
     assert program("select", "2", "--exclude", "GPU9", *SIM[:4]).line.startswith(

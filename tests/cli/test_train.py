@@ -8,16 +8,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import timedelta
-from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from collbench.api import by_run
 from collbench.choose.freshness import Here
-from collbench.model.operations import Operation
 from collbench.model.run import Device
-from tests.builders import gpus, measured, pair_run
+from tests.builders import gpus, pair_run
 from tests.cli.program import (
     Program,
     fake_gpus,
@@ -142,25 +140,6 @@ def choose(program: Program, *args: str) -> str:
     stderr = program("train", "--auto-select", "2", "--backend", "cuda", *args, "--dry-run", "train.py")
     assert stderr.status == 0, stderr.err
     return stderr.line
-
-
-SMALL = [measured(Operation.ALLREDUCE, pair, 100.0, size=8) for pair in combinations(range(4), 2)]
-
-
-@pytest.mark.parametrize(
-    ("case", "age", "changes", "args"),
-    [
-        ("older than asked for", timedelta(seconds=5), {}, ("--max-age", "1s")),
-        ("without a measurement", timedelta(hours=1), {"measurements": []}, ()),
-        ("of messages too small to show bandwidth", timedelta(hours=1), {"measurements": SMALL}, ()),
-    ],
-)
-def test_an_unsuitable_saved_run_is_skipped(
-    program: Program, listed: list[str], case: str, age: timedelta, changes: dict[str, object], args: tuple[str, ...]
-) -> None:
-    save_run(saved_in(Path()), gpus(4), age, **changes)
-    assert choose(program, *args).endswith(PROBED), case
-    assert listed == ["probe"], case
 
 
 def test_the_newest_run_that_fits_is_taken_and_what_is_no_run_is_ignored(

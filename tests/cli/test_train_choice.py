@@ -78,22 +78,6 @@ def test_cuda_decides_what_its_guide_leaves_open(fakes: Fakes, case: str, settin
     assert done.lines("cuInit") != [], case
 
 
-def test_of_what_is_slow_to_load_only_numpy_is_loaded(fakes: Fakes, tmp_path: Path) -> None:
-    save_run(saved_in(tmp_path), fake_gpus())
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys\n"
-        "real = os._exit\n"
-        "def reported(status):\n"
-        "    print(*sorted({'torch', 'scipy', 'pynvml', 'numpy'} & set(sys.modules)), file=sys.stderr, flush=True)\n"
-        "    real(status)\n"
-        "os._exit = reported\n"
-    )
-    path = f"{tmp_path}:{fakes.environment()['PYTHONPATH']}"
-    args = ["train", "--auto-select", "2", "--dry-run", "train.py"]
-    done = on_gpus(fakes, args, {"PYTHONPATH": path})
-    assert done.stderr.splitlines()[-1] == "numpy pynvml"
-
-
 # --- healthy devices ----------------------------------------------------------------------------------------------
 
 
@@ -251,24 +235,3 @@ def test_a_gpu_that_is_gone_since_the_run_is_named(
     result = train(program, "--auto-select", "3")
     assert choice_of(result) == "GPU0, GPU1, GPU2"
     assert result.err.startswith(f"collbench: left out: {gone}\n")
-
-
-def test_of_many_saved_runs_only_those_that_may_fit_are_read(
-    program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It reads the newest run, for the reason, and then neither runs with an old name nor runs of other GPUs."""
-    saved_in(tmp_path).unlink()
-    save_run(saved_in(tmp_path, "x-mine.json"), gpus(4))
-    for number in range(3):
-        save_run(saved_in(tmp_path, f"20200101T00000{number}Z-cuda-pairs.json"), gpus(4))
-        save_run(saved_in(tmp_path, f"y-{number}.json"), fake_gpus())
-    read: list[str] = []
-    load = run_file.load
-
-    def reading(path: Path) -> Run:
-        read.append(path.name)
-        return load(path)
-
-    monkeypatch.setattr(run_file, "load", reading)
-    assert "saved at" in train(program, "--auto-select", "2").line
-    assert read == ["y-2.json", "x-mine.json"]

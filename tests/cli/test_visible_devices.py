@@ -25,14 +25,6 @@ def test_topo_lists_only_these(fakes: Fakes, case: str, setting: str, heads: str
     assert hidden or done.stderr == ""
 
 
-def test_topo_explains_only_these(fakes: Fakes) -> None:
-    environment = {"CUDA_VISIBLE_DEVICES": "0,3"}
-    assert on_gpus(fakes, ["topo", "3", "0"], environment).stdout.startswith("GPU0 and GPU3 are connected by")
-    outside = on_gpus(fakes, ["topo", "0", "1"], environment)
-    assert outside.code == 2
-    assert outside.stderr.endswith("device 1 is not available; these are: 0, 3\n")
-
-
 @pytest.mark.parametrize(
     ("case", "setting", "args", "chosen"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import tarfile
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -101,21 +100,6 @@ def test_a_calls_exposed_time_is_waiting_and_transfer(job: Job) -> None:
             assert 0 <= row.exposed_waiting <= row.exposed
             if rank:  # it is the late one: nobody lets it wait
                 assert row.exposed_waiting < 0.1 * row.exposed
-
-
-def test_two_ranks_on_one_gpu_have_the_figures_of_their_kernels(tmp_path: Path) -> None:
-    """Time slices of one GPU stretch all kernels, and NCCL takes the ranks for two hosts."""
-    with tarfile.open(ONE_GPU / "traces.tar") as archive:
-        members = [member for member in archive if member.name.removeprefix("./").startswith("fsdp2-marks/trace-")]
-        archive.extractall(tmp_path, members, filter="data")
-    traces = sorted((tmp_path / "fsdp2-marks").glob("trace-*.json.gz"))
-    job = job_of(read(traces))
-    overview = report(job)
-    assert overview is not None
-    for row, calls, trace in zip(overview.gpu, overview.ranks, traces, strict=True):
-        _, _, own = kernels_of(trace)
-        assert calls.calls == np.median([len(step) for step in own])
-        assert row.exposed * 1e3 == pytest.approx(np.median(exposed_of_steps(trace)[3:]), rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "calls"), [("ddp", 4), ("fsdp2", 36)])

@@ -118,18 +118,6 @@ def test_two_files_of_one_rank_are_both_named(program: Program, tmp_path: Path) 
         assert (refused.status, refused.line) == (2, said)
 
 
-def test_a_file_of_another_kind_is_one_line(program: Program, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text('{"schema": 1}', encoding="utf-8")
-    for there in (False, True):  # before what is wrong with the output
-        result = program("import", "-o", str(tmp_path / "job.json"), str(path))
-        assert (result.status, "trace.json: it is n" in result.line) == (2, True)
-        assert (tmp_path / "job.json").exists() is there
-        (tmp_path / "job.json").touch()
-    missing = program("import", "-o", str(tmp_path / "job.json"), "nothing.json")
-    assert "cannot read trace nothing.json" in missing.line
-
-
 def test_a_job_needs_no_import(program: Program) -> None:
     job = Path(__file__).parents[1] / "data" / "traces" / "ddp-job.json"
     result = program("import", str(job))

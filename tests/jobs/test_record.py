@@ -306,21 +306,6 @@ def test_a_copy_of_a_stream_is_no_other_rank(tmp_path: Path) -> None:
     assert [rank.rank for rank in job_file.load(tmp_path / "job.json").ranks] == [0, 1]
 
 
-def test_another_job_in_the_folder_is_not_taken_for_this_one(tmp_path: Path) -> None:
-    """The older job sent more, and one of its processes could not write."""
-    record(tmp_path, "--streams", "shared", "--", "sh", "-c", f"{script(tmp_path, 0)}; {script(tmp_path, 1)}")
-    (tmp_path / "shared" / "host-1.failed-28").touch()
-    done = record(tmp_path, "--streams", "shared", "-o", "job.json", "--", "sh", "-c", script(tmp_path, 0, 1))
-    assert done.stderr.startswith("collbench: recorded 18 calls of 1 rank"), done.stderr
-    assert len(list((tmp_path / "shared").glob("*.stream"))) == 3
-
-
-def test_notes_with_impossible_numbers_are_passed_over(tmp_path: Path) -> None:
-    record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, 0, 1))
-    (tmp_path / "shared" / f"x.failed-{'9' * 200}").touch()
-    assert record(tmp_path, "--streams", "shared", "-o", "job.json").returncode == 0
-
-
 def test_what_another_user_may_have_put_into_the_folder_is_left_out(tmp_path: Path) -> None:
     for rank in range(2):
         record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, rank))

@@ -18,7 +18,7 @@ from collbench.model.operations import Operation
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of
 from tests.cli.program import Program
-from tests.jobs.made import documented_job, made_job, without_gpu_times
+from tests.jobs.made import documented_job, made_job
 from tests.jobs.predict.made import curve, pairs
 from tests.report.pages import shows, text
 
@@ -37,17 +37,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_first_lines_are_the_answer(program: Program, folder: Path) -> None:
-    result = program("show", str(folder / "job.json"))
-    assert (result.status, result.err) == (0, "")
-    answer = " ".join(result.out.split("\n\n")[0].split())
-    assert answer.startswith(
-        "communication runs for 10% (rank 1) to 40% (rank 0) of a step; rank 0: 1.6 ms of 4 ms, 1.2 ms of it waiting; "
-        "allreduce dominates with 75% of rank 0's kernel time"
-    )
-    assert answer.endswith("the other ranks wait 1.2 ms a step for rank 1")
-
-
 def test_a_run_gives_the_isolated_times_of_the_calls(program: Program, folder: Path) -> None:
     args = ("show", str(folder / "job.json"), "--run-file", str(folder / "run.json"))
     page = program(*args).out
@@ -60,16 +49,6 @@ def test_a_run_gives_the_isolated_times_of_the_calls(program: Program, folder: P
     shares = [row["kernels_seconds"] / row["step_seconds"] for row in answer["ranks"]]
     assert shares == pytest.approx([0.4, 0.1])
     assert (answer["repetitions"], answer["counted_repetitions"]) == (10, 9)
-
-
-def test_what_is_unknown_is_null_and_a_dash(program: Program, tmp_path: Path) -> None:
-    job_file.save(without_gpu_times(made_job(DDP)), tmp_path / "job.json")
-    result = program("show", str(tmp_path / "job.json"))
-    assert "kernel times are unknown" in result.out
-    assert "unknown   kernel times: no transfer" in result.out
-    answer = json.loads(program("show", str(tmp_path / "job.json"), "--json").out)
-    assert {row["kernel_seconds"] for row in answer["calls"]} == {None}
-    assert {row["busbw_gbs"] for row in answer["calls"]} == {None}
 
 
 @pytest.mark.parametrize(
@@ -91,16 +70,6 @@ def test_pages_of_large_and_unusual_jobs_stay_short(
     lines = result.out.splitlines()
     assert len(lines) <= LINES
     assert max(map(len, lines)) <= COLUMNS
-
-
-def test_the_html_page_has_the_tables_and_asks_for_nothing(program: Program, folder: Path) -> None:
-    page = folder / "job.html"
-    job, run = str(folder / "job.json"), str(folder / "run.json")
-    assert program("report", job, run, "-o", str(page)).status == 0
-    text = page.read_text(encoding="utf-8")
-    assert "alone" in text
-    assert "the other ranks wait 1.2 ms a step for rank 1" in text
-    assert not re.search(r"https?://(?!www\.w3\.org)|<script", text)
 
 
 @pytest.mark.parametrize(

@@ -170,30 +170,6 @@ def test_wrong_data_of_a_collective_ends_the_run_with_exit_status_4(
     assert where in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("title", "operations", "fail", "text"),
-    [
-        ("a failing call", "copy", "cuEventRecord:719:1", "CUDA_ERROR_LAUNCH_FAILED"),
-        (
-            "a failing NCCL",
-            "allreduce",
-            "ncclCommSplit:2:1",
-            "unhandled system error (the test wants this call to fail)",
-        ),
-    ],
-)
-def test_a_failing_library_is_one_line_and_exit_status_1(
-    fakes: Fakes, title: str, operations: str, fail: str, text: str
-) -> None:
-    arguments = ("pairs", "--backend", "cuda", "--operations", operations, *_QUICK)
-    small = {"free": _FREE_FOR_COPIES} if operations == "copy" else {}  # nothing is left for communicators then
-    done = on_gpus(fakes, arguments, fail=fail, **small)
-
-    assert done.code == 1, title
-    assert text in done.stderr, title
-    assert "Traceback" not in done.stderr, title
-
-
 def test_a_refused_peer_access_costs_its_link_and_is_the_first_line(fakes: Fakes, tmp_path: Path) -> None:
     arguments = ("pairs", "--backend", "cuda", "--sizes", "16K", "--output", "run.json")
     done = on_gpus(fakes, arguments, gpus=3, refuse_peer="0,1>2=719")
@@ -226,16 +202,6 @@ def test_a_driver_without_devices_is_one_clear_line(fakes: Fakes, tmp_path: Path
     assert not (tmp_path / "run.json").exists()
 
 
-def test_the_requested_number_of_iterations_is_measured(fakes: Fakes, tmp_path: Path) -> None:
-    """-n 100 is common with nccl-tests; the engine's batches are shorter, the launch loop is not."""
-    done = on_gpus(fakes, ("allreduce", "--backend", "cuda", *_QUICK, "-n", "100"))
-
-    assert done.code == 0, done.stderr
-    samples = [sample for measurement in _run_file(tmp_path)["measurements"] for sample in measurement["samples"]]
-    assert {sample["iterations"] for sample in samples} == {32}
-    assert all(sample["launch_seconds"] > 0 for sample in samples)
-
-
 def test_closing_waits_until_the_worker_has_ended(fakes: Fakes) -> None:
     """Otherwise `collbench pairs && collbench train` may take the ending worker for another user's job."""
     script = """
@@ -250,15 +216,6 @@ def test_closing_waits_until_the_worker_has_ended(fakes: Fakes) -> None:
     reported = fakes.script(script, memory=4096 * _MIB, free=2306 * _MIB).reported
 
     assert (reported["workers"], reported["left"]) == (1, [])
-
-
-def test_a_variable_that_makes_figures_false_is_refused_before_measuring(fakes: Fakes, tmp_path: Path) -> None:
-    done = on_gpus(fakes, ("pairs", "--backend", "cuda", *_QUICK), {"CUDA_LAUNCH_BLOCKING": "1"})
-    assert (done.code, done.stdout) == (2, "")
-    assert done.stderr.startswith("collbench: CUDA_LAUNCH_BLOCKING=1: every launch waits")
-    assert done.stderr.endswith("unset CUDA_LAUNCH_BLOCKING\n")
-    assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "run.json").exists()
 
 
 def test_a_run_records_the_variables_of_cuda(fakes: Fakes, tmp_path: Path) -> None:

@@ -137,26 +137,3 @@ def test_host_copies_are_measured_on_each_node_and_shown_by_node(fakes: Fakes, t
     assert run["skipped"] == []
     assert "node 0" in page
     assert "node 1" in page
-
-
-@_allowed
-def test_all_at_once_are_measured_on_each_node_and_on_their_own(fakes: Fakes, tmp_path: Path) -> None:
-    run, page = _copies(fakes, tmp_path, refusal="", patterns="host,host-all,host-all-both-ways")
-
-    nodes = {
-        variant: {m["point"]["numa_node"] for m in run["measurements"] if m["point"]["variant"] == variant}
-        for variant in ("host", "host-all", "host-all-both-ways")
-    }
-    assert nodes == {"host": {0, 1}, "host-all": {None, 0, 1}, "host-all-both-ways": {None, 0, 1}}
-    assert all(m["samples"] for m in run["measurements"])
-    for where in ("on own NUMA nodes", "on NUMA node 0", "on NUMA node 1"):
-        assert f"host      both at once {where}: h2d 100%, d2h 100%;" in page
-
-
-def test_where_memory_cannot_be_bound_host_copies_use_any_node(fakes: Fakes, tmp_path: Path) -> None:
-    run, page = _copies(fakes, tmp_path, refusal="cannot take memory on NUMA node 0: no")
-
-    assert {m["point"]["numa_node"] for m in run["measurements"]} == {None}
-    (skipped,) = run["skipped"]
-    assert (skipped["kind"], skipped["detail"]) == ("numa", "cannot take memory on NUMA node 0: no")
-    assert "skipped   host copies by NUMA node: cannot take memory on NUMA node 0: no" in page

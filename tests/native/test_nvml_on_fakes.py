@@ -46,36 +46,6 @@ def test_an_nvswitch_machine_reads_as_the_real_one_did(fakes: Fakes) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("title", "settings", "labels"),
-    [
-        ("direct links between some", {"direct": "0,0-1=2,1-2=1"}, ["NV2", "PHB", "NV1"]),
-        ("a GPU with fewer links to the switch", {"nvlinks": "18,2=16"}, ["NV18", "NV16", "NV16"]),
-    ],
-)
-def test_labels(fakes: Fakes, title: str, settings: dict[str, object], labels: list[str]) -> None:
-    paths = _facts(fakes, gpus=3, **settings)["paths"]
-
-    assert [path["label"] for path in paths] == labels, title
-
-
-def test_missing_peer_access_is_reported_for_its_pair(fakes: Fakes) -> None:
-    paths = _facts(fakes, gpus=3, no_peer="0,0-2=1")["paths"]
-
-    reported = [(path["peer_access"]["read"], path["peer_access"]["write"]) for path in paths]
-    assert reported == [("OK", "OK"), ("TNS", "TNS"), ("OK", "OK")]
-
-
-def test_another_process_shows_in_a_gpus_health(fakes: Fakes) -> None:
-    health = _facts(fakes, process="0,1=4242", memory=1 << 30, free=f"{1 << 30},1={1 << 20}")["health"]
-
-    assert [state["processes"] for state in health] == [0, 1, 0, 0]
-    assert [state["utilization"] for state in health] == [0, 90, 0, 0]
-    # The fake has no nvmlDeviceGetMemoryInfo_v2, as old drivers do not.
-    assert health[1]["memory_used"] == (1 << 30) - (1 << 20)
-    assert health[0]["nvlink_errors"] == 0
-
-
 def test_a_library_that_writes_beyond_its_buffers_does_no_harm(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's debug allocator checks beyond each block that is freed, and ends the process if that was overwritten."""
     monkeypatch.setenv("PYTHONMALLOC", "debug")

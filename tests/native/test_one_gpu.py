@@ -44,18 +44,3 @@ def test_host_and_local_copies_take_the_times_of_the_only_gpu(fakes: Fakes, tmp_
     assert list(times["h2d-ce", "host"]) == pytest.approx([1e-6 + 65536 / 50e9])
     assert list(times["d2h-ce", "host"]) == pytest.approx([1e-6 + 65536 / 25e9])
     assert times["ce-write", "local"] == {1.065536e-6}
-
-
-@_ONE_NODE
-def test_all_patterns_are_those_that_one_gpu_has_and_the_others_are_named(fakes: Fakes, tmp_path: Path) -> None:
-    done = _collbench(fakes, "copies", "--sizes", "64K", "-o", "run.json", "--verbose")
-    assert done.code == 0, done.stderr
-    assert {variant for _, variant in _measured(tmp_path)} == {"host", "host-both-ways", "local"}
-    assert "it needs two devices, and one was measured" in " ".join(done.stdout.split())
-
-
-def test_check_measures_the_only_gpu_and_expects_one(fakes: Fakes) -> None:
-    """Copies of 16 MiB and more would be judged, as tests/cli/test_one_gpu.py does: here they take ten seconds."""
-    done = _collbench(fakes, "check", "--sizes", "64K", "--expect", "1", "-o", "run.json")
-    assert done.code == 1, done.stderr + done.stdout
-    assert done.stdout.startswith("not judged: ")

@@ -41,25 +41,6 @@ def test_all_three_kinds_are_measured_verified_and_saved(fakes: Fakes, tmp_path:
     assert len(done.lines("+registered ")) == len(done.lines("+window ")) == 2 * 2 * 2
 
 
-@pytest.mark.parametrize(
-    ("options", "version", "message"),
-    [
-        (("--registration", "window"), 22602, "--registration window needs NCCL 2.27, and this is 2.26.2"),
-        (("--registration", "all"), 21801, "--registration buffer needs NCCL 2.19, and this is 2.18.1"),
-    ],
-)
-def test_an_nccl_that_is_too_old_is_refused_before_the_first_trial(
-    fakes: Fakes, tmp_path: Path, options: tuple[str, ...], version: int, message: str
-) -> None:
-    done, run = _collbench(fakes, tmp_path, "allreduce", "--sizes", "1K", *options, nccl=version)
-
-    assert done.code != 0
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert run == {}
-    assert done.lines("ncclAllReduce") == []
-
-
 # The program with one small size, as of 1 MiB the fakes would add up numbers for minutes, and with patience: fake
 # GPUs need the host's cores, which on a busy host take longer for a step than a hang on real ones.
 _ONE_SIZE = """

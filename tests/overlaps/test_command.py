@@ -12,9 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-import collbench
 from collbench.model.errors import BackendError, FailureKind, died
-from collbench.model.operations import Operation
 from collbench.overlaps.measure import SimOverlap
 from collbench.overlaps.results import Overlap, overlaps_of
 from collbench.runfile import run_file
@@ -53,14 +51,6 @@ def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Progr
     assert not first.measurements
     assert run_file.loads(run_file.dumps(first), "again") == first
     jsonschema.validate(json.loads((tmp_path / "a.json").read_text(encoding="utf-8")), SCHEMA)
-
-
-@pytest.mark.parametrize("layout", ["nccl-tests", "prometheus"])
-def test_formats_without_a_place_for_it_refuse_in_a_line(program: Program, layout: str) -> None:
-    program("overlap", *SIM, "--sizes", "1M", "-o", "run.json")
-    result = program("export", "run.json", "--format", layout)
-    assert result.status == 2
-    assert "csv" in result.line
 
 
 @pytest.mark.parametrize(
@@ -106,16 +96,6 @@ def test_a_launcher_is_refused(program: Program, monkeypatch: pytest.MonkeyPatch
     assert "starts one process per GPU itself" in result.line
 
 
-def test_python_measures_the_same(program: Program, tmp_path: Path) -> None:
-    program("overlap", *SIM, "--sizes", "1M", "--trials", "3", "-o", "run.json")
-    run = collbench.overlap(
-        "all-reduce", sizes=["1M"], trials=3, backend="sim", fabric="titan-rtx-nv2", seed=1, save=False
-    )
-    assert overlaps_of(run) == overlaps_of(run_file.load(tmp_path / "run.json"))
-    with pytest.raises(collbench.Error, match="priority"):
-        collbench.overlap(priority="low", backend="sim", fabric="titan-rtx-nv2")
-
-
 def test_a_worker_that_dies_ends_the_run_with_what_was_measured(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,17 +126,6 @@ def test_a_worker_that_dies_ends_the_run_with_what_was_measured(
 # With gloo and torch on two cores: the worker's true code.
 
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-
-
-@needs_two_cores
-def test_cores_measure_and_verify(program: Program, tmp_path: Path) -> None:
-    result = program("overlap", "allgather", *HOST, "--sizes", "64K", "--trials", "3", "-o", "run.json")
-    assert (result.status, result.err) == (0, "")
-    (overlap,) = overlaps_of(run_file.load(tmp_path / "run.json"))
-    assert (overlap.work.operation, overlap.wrong, overlap.wrong_compute) == (Operation.ALLGATHER, 0, 0)
-    assert len(overlap.trials) == 3
-    assert all(len(trial.together) == 2 for trial in overlap.trials)
-    jsonschema.validate(json.loads((tmp_path / "run.json").read_text(encoding="utf-8")), SCHEMA)
 
 
 def children(process: int) -> list[int]:

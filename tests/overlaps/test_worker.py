@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from collbench.measurement.backends import factory
-from collbench.model.errors import BackendError, Cause, FailureKind, MachineError
+from collbench.model.errors import BackendError, Cause, MachineError
 from collbench.model.operations import Operation, Work
 from collbench.overlaps.measure import OverlapWorld, SimOverlap, overlapped, unit_seconds
 from collbench.overlaps.results import OPERATIONS, Compute, ComputeKind, Load, Overlap
@@ -197,20 +197,6 @@ def started_world() -> OverlapWorld:
     world.allocate(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**16, GEMM))
     world.warm()
     return world
-
-
-def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
-    world = started_world()
-    processes = world.process_ids
-    os.kill(processes[1], signal.SIGKILL)
-    with pytest.raises(BackendError, match=r"^rank 1: crash: .* .signal 9") as caught:
-        world.run(CONCURRENT)
-    failure = caught.value.failure
-    assert (failure.kind, failure.cause, failure.devices) == (FailureKind.CRASH, Cause.DIED, (1,))
-    assert have_ended(processes)
-    with pytest.raises(BackendError, match="exited"):
-        world.run(CONCURRENT)
-    world.close()
 
 
 def test_a_worker_that_hangs_is_killed_after_its_time() -> None:

@@ -15,7 +15,6 @@ from tests.builders import gpus, measured, run_of
 @pytest.mark.parametrize(
     ("title", "nccl", "setting", "multicast", "state"),
     [
-        ("without NCCL", "", "0", True, ""),
         ("nothing known", "2.28.9", None, None, ""),
         ("switched off", "2.28.9", "0", True, "NVLS off (NCCL_NVLS_ENABLE=0)"),
         ("GPUs that cannot", "2.28.9", None, False, "NVLS not supported by these GPUs"),
@@ -84,7 +83,6 @@ def test_the_launch_has_the_devices_and_the_collectives_of_the_run() -> None:
         ("NVLS is off", {"environment": {"NCCL_NVLS_ENABLE": "0"}}, True, _BUFFER),
         ("no multicast", {}, False, _BUFFER),
         ("multicast unknown", {}, None, _BUFFER),
-        ("a process per GPU", {"processes": 2}, True, _BUFFER),
         ("NCCL was told to", {"environment": {"NCCL_SINGLE_PROC_MEM_REG_ENABLE": "1"}}, True, _BUFFER),
     ],
 )
@@ -101,7 +99,6 @@ def test_where_one_process_is_as_good_nothing_is_said(
     ("work", "devices", "name"),
     [
         (Work(Operation.CE_READ), (1, 0), "GPU1 → GPU0"),
-        (Work(Operation.CE_READ, Variant.STAGED), (1, 0), "GPU1 → GPU0"),
         (Work(Operation.SM_READ, Variant.BOTH_WAYS), (0, 2), "GPU0 ↔ GPU2"),
         (Work(Operation.SM_READ, Variant.ONE_TO_ALL), (1, 0, 2), "GPU1 → all others"),
         (Work(Operation.SM_READ, Variant.ALL_TO_ONE), (1, 0, 2), "all others → GPU1"),

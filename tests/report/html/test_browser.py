@@ -166,21 +166,6 @@ def test_a_keyboard_walks_the_map_and_turns_through_the_sizes(opened: Open, reco
     assert tab.evaluate(outline) == "solid"
 
 
-def test_a_light_and_a_dark_screen_get_their_own_theme_and_it_can_be_turned(opened: Open) -> None:
-    tab = opened(page(by_hand()), color_scheme="dark")
-    button = tab.locator("button.theme")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    dark = tab.evaluate(ground)
-    assert button.inner_text() == "Light theme"  # what a click gives
-    button.click()
-    assert button.inner_text() == "Dark theme"
-    light = tab.evaluate(ground)
-    assert (dark, light) == ("rgb(15, 19, 24)", "rgb(247, 248, 249)")
-    tab.emulate_media(color_scheme="light")
-    button.click()
-    assert tab.evaluate(ground) == dark
-
-
 def test_several_runs_have_a_page_each_and_one_of_what_differs(opened: Open) -> None:
     tab = opened(page(by_hand(), by_hand(slow=360.0)))
     assert tab.locator("article:visible").count() == 1
@@ -277,17 +262,6 @@ def test_failed_not_measured_and_the_diagonal_look_different(opened: Open) -> No
     failed.hover()
     assert "hang: no answer in 5 s" in readout(tab)
     assert "\nfailed\n" in readout(tab)
-
-
-def test_a_map_that_is_cut_on_a_phone_says_so_until_its_end(opened: Open) -> None:
-    text = page(pair_run(8, lambda a, b: 300.0))
-    tab = opened(text, viewport=NARROW)
-    hint, box = tab.locator(".maps .hint"), tab.locator(".maps .panes .box")
-    assert hint.is_visible()
-    assert "cut" in (box.get_attribute("class") or "")
-    box.evaluate("(box) => box.scrollTo(box.scrollWidth, 0)")
-    hint.wait_for(state="hidden")
-    assert not opened(text).locator(".maps .hint").is_visible()
 
 
 def test_a_hostile_machines_words_stay_text(opened: Open) -> None:
