@@ -81,17 +81,6 @@ def test_a_killed_worker_costs_its_point_at_most_and_the_sweep_goes_on(tmp_path:
     assert "crash: the worker process died (signal 9, SIGKILL)" in " ".join(out.split())  # lines are wrapped
 
 
-def test_a_killed_program_leaves_its_trials(tmp_path: Path) -> None:
-    with _running(tmp_path, "pairs", "--devices", "0,1", *_LONG) as program:
-        _wait_until((tmp_path / "run.json").exists)
-        program.kill()
-    assert not _run(tmp_path)["complete"]
-    show = [sys.executable, "-m", "collbench", "show", "run.json"]
-    done = subprocess.run(show, cwd=tmp_path, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "(interrupted)" in done.stdout
-
-
 def test_a_competing_job_is_flagged(tmp_path: Path) -> None:
     gc.collect()  # GPUs that other tests opened must be released now, not between the two runs
     # Counts this process, which has opened the GPUs in other tests.

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,22 +116,3 @@ def test_a_long_collective_is_measured_with_many_short_products(workers: Overlap
     (overlap,) = measured(workers, sizes=(2**30,), computes=(Compute(ComputeKind.GEMM, 2048),), trials=2)
     assert (overlap.failure, overlap.wrong, overlap.wrong_compute) == (None, 0, 0)
     assert len(overlap.trials) == 2
-
-
-def test_a_worker_that_dies_leaves_what_was_measured_and_no_process(tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    command = collbench("overlap", *SEED, "--sizes", "16M:1G", "--trials", "30", "-o", str(file))
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not file.exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8")
-    workers = [int(process_id) for process_id in listed.split()]
-    os.kill(workers[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1, err
-    run = run_file.load(file)
-    assert overlaps_of(run)[0].trials
-    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)

@@ -14,7 +14,7 @@ import pytest
 
 from collbench import _native
 from tests.gpu.machine import need_gpus, need_nccl, open_gpus
-from tests.ranks.processes import as_slurm, ends, environment, free_port, started
+from tests.ranks.processes import environment
 
 _GROUP = need_gpus(1)[:2]
 _NCCL = need_nccl()
@@ -105,29 +105,3 @@ def test_the_program_ends_with_status_4(tmp_path: Path, stale: Path, command: st
         check=False,
     )
     _ends_with_status_4(done.returncode, done.stderr)
-
-
-def test_ranks_end_with_status_4(tmp_path: Path, stale: Path) -> None:
-    """Two ranks share one GPU, as NCCL takes them for two hosts."""
-    port = free_port()
-    arguments = ["allreduce", "--backend", "cuda", "--sizes", "64K,1M", "--nccl", str(stale), "--quick"]
-    shared = {"NCCL_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "SLURM_LOCALID": 0, "CUDA_VISIBLE_DEVICES": 0}
-    shared |= {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "STALE_AFTER": _RIGHT_IN_PROGRAM}
-    environments = [as_slurm(rank, 2, port, SLURM_NODEID=rank, NCCL_HOSTID=f"h{rank}", **shared) for rank in range(2)]
-    with started(tmp_path, arguments, environments, all_of_torch=True) as processes:
-        (status, _, err), _ = ends(processes)
-    _ends_with_status_4(status, err)
-
-
-@pytest.mark.skipif(len(_GROUP) < 2, reason="needs 2 GPUs")
-@pytest.mark.parametrize("ranks", [False, True], ids=["one-process", "ranks"])
-def test_small_allreduces_end_with_status_4(tmp_path: Path, stale: Path, ranks: bool) -> None:
-    arguments = ["latency", "--collectives", "--backend", "cuda", "--nccl", str(stale), "--quick"]
-    port, late = free_port(), {"STALE_AFTER": _RIGHT_IN_PROGRAM}
-    environments: list[dict[str, object]] = (
-        [as_slurm(rank, 2, port, **late) for rank in range(2)] if ranks else [{**late}]
-    )
-    arguments += [] if ranks else ["--devices", "0,1"]
-    with started(tmp_path, arguments, environments, all_of_torch=True) as processes:
-        (status, _, err), *_ = ends(processes)
-    _ends_with_status_4(status, err)

@@ -87,33 +87,6 @@ def test_a_fault_in_the_copy_is_found_where_it_begins(
     assert failure.value.expected != failure.value.found, title
 
 
-def test_a_fault_in_one_message_of_several_counts_from_its_own_start(tmp_path: Path) -> None:
-    # Only the second message, whose slot lies one stride of 1280 bytes further, loses a byte.
-    late = _REST + " + ((u64)target / 1280 % 2 == 0)"
-    gpus = open_gpus([0, 1], _BUFFER, _compiled(tmp_path, _REST, late))
-    with pytest.raises(_native.DataError) as failure:
-        _copy(gpus, 1029)
-    assert failure.value.offset == 1024
-
-
-@pytest.mark.parametrize(
-    ("title", "group"),
-    [
-        ("both ways", ((1, 0), (0, 1))),
-        ("from host memory", ((-1, 0),)),
-        ("to host memory", ((1, -1),)),
-    ],
-)
-def test_a_fault_in_the_copy_is_found_in_every_pattern(
-    tmp_path: Path, title: str, group: tuple[tuple[int, int], ...]
-) -> None:
-    gpus = open_gpus([0, 1], _BUFFER, _compiled(tmp_path, _REST, _REST + " + 1"))
-    with pytest.raises(_native.DataError) as failure:
-        _copy(gpus, 1029, group=group)
-    assert failure.value.offset == 1024, title
-    assert failure.value.expected != failure.value.found, title
-
-
 def test_a_fault_in_the_ring_of_the_pointer_chase_is_found(tmp_path: Path) -> None:
     # One line of 16384 holds the address of another than it should.
     image = _compiled(tmp_path, "+ increment) % count", "+ increment + (i == 5)) % count")

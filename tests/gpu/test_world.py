@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from collbench.model.run import Path as LinkPath
 from collbench.model.run import Run
 from collbench.runfile import run_file
 from tests.gpu.machine import need_gpus, need_nccl
-from tests.ranks.processes import as_slurm, ends, free_port, started, torchrun, wait_for, worker_of
+from tests.ranks.processes import as_slurm, ends, free_port, started, torchrun
 
 ORDINALS = need_gpus(2)
 NCCL = need_nccl()
@@ -167,18 +166,3 @@ def test_a_rank_that_sees_only_one_gpu_uses_it(tmp_path: Path) -> None:
     assert status == 0, err
     assert other_output[0] == 0
     assert len({device.uuid for device in run_file.load(file).devices}) == 2
-
-
-def test_a_killed_worker_costs_its_point_and_the_ranks_meet_again(tmp_path: Path) -> None:
-    file, port = tmp_path / "run.json", free_port()
-    arguments = ["allreduce", "--backend", "cuda", "--precision", "0.0001%", "--budget", "10min"]
-    environments = [as_slurm(rank, 2, port) for rank in range(2)]
-    with started(tmp_path, [*arguments, "--output", str(file)], environments, all_of_torch=True) as processes:
-        wait_for("the first trial", file.exists, processes)
-        os.kill(worker_of(processes[1], "backends.worker"), signal.SIGKILL)
-        (status, _, err), other_output = ends(processes)
-    assert status == 1, err
-    assert other_output[0] == 0
-    (failed,) = (measurement for measurement in run_file.load(file).measurements if measurement.failure)
-    assert failed.failure is not None
-    assert failed.failure.rank == 1
