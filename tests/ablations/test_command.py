@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from collbench.ablations import ablation as ablations
 from collbench.ablations.ablation import Ablation
 from tests.builders import gpus
 from tests.cli.program import RANK_0, Program, collbench, fake_gpus, fake_uuid, list_only, on_gpus, save_run, saved_in
-from tests.cli.program import environment as fakes_environment
 from tests.native.fakes import Fakes
 
 pytestmark = pytest.mark.usefixtures("loaded_torch")
@@ -94,24 +92,10 @@ needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="t
 
 
 @needs_two_cores
-def test_on_cpu_cores_with_torchrun_itself(tmp_path: Path) -> None:
-    args = [
-        "--without",
-        "NCCL_P2P_DISABLE=1",
-        "--repeats",
-        "2",
-        "--seed",
-        "0",
-        "--no-allreduce",
-        "--",
-        "train.py",
-        "--epochs",
-        "1",
-    ]
-    (tmp_path / "tmp").mkdir()
-    done = on_cores(tmp_path, *args, TMPDIR=str(tmp_path / "tmp"))
+def test_on_cpu_cores(tmp_path: Path, torchrun: dict[str, str]) -> None:
+    options = ["--without", "NCCL_P2P_DISABLE=1", "--repeats", "2", "--seed", "0", "--no-allreduce"]
+    done = on_cores(tmp_path, *options, "--", "train.py", "--epochs", "1", **torchrun)
     assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "tmp").iterdir()) == []  # torchrun's torchelastic_… neither
     assert (
         "with NCCL_P2P_DISABLE=1 a step of this job takes 25.0% longer than as is (95% interval 25.0%)" in done.stdout
     )
@@ -171,23 +155,15 @@ def test_on_gpus_both_arms_get_the_best_pair_and_keep_the_environment(
         assert f"sees {fake_uuid(2)},{fake_uuid(3)} 0" in log.read_text(encoding="utf-8")
 
 
-def test_another_set_of_gpus_instead(fakes: Fakes, tmp_path: Path) -> None:
-    args = ["ablate", "--devices", "0,1", "--against", "2,3", "--dry-run", "--max-restarts", "1", "train.py"]
-    done = on_gpus(fakes, args)
-    assert done.code == 0, done.stderr
-    first, second = done.stdout.splitlines()
-    assert " --devices GPU-fa4e0000-0000-0000-0000-000000000000,GPU-fa4e0100" in first
-    assert " --devices GPU-fa4e0200-0000-0000-0000-000000000002,GPU-fa4e0300" in second
-    assert first.endswith(" --max-restarts 1 -- train.py")
-    assert not (tmp_path / "state" / "collbench" / "ablations").exists()
-
-
 @needs_two_cores
 def test_a_script_that_crashes_shows_its_traceback_first_and_says_what_is_saved(tmp_path: Path) -> None:
+    """By torchrun itself, whose files are gone at the end."""
+    (tmp_path / "tmp").mkdir()
     (tmp_path / "train.py").write_text(CRASHES, encoding="utf-8")
     args = ["--without", "NCCL_P2P_DISABLE=1", "--no-allreduce", "--seed", "1", "-o", "a.json", "--", "train.py"]
-    done = on_cores(tmp_path, *args)
+    done = on_cores(tmp_path, *args, TMPDIR=str(tmp_path / "tmp"))
     assert (done.returncode, done.stdout) == (1, "")
+    assert list((tmp_path / "tmp").iterdir()) == []
     lines = done.stderr.splitlines()
     assert lines[-1].startswith(
         "collbench: run 1, with NCCL_P2P_DISABLE=1: the script failed (exit status 1, see above)"
@@ -232,15 +208,11 @@ def test_an_interruption_ends_torchruns_ranks_and_says_what_is_saved(
 BASE = "ablate --devices 0,1 --no-allreduce"
 SOME = f"{BASE} --without p2p"
 BAD = [
-    ("more GPUs than there are", "ablate --auto-select 9 --without p2p train.py", "--auto-select 9 is more"),
-    ("a GPU that is not here", "ablate --devices 0,7 --without p2p train.py", "device 7 is not available"),
     ("one GPU", "ablate --devices 0 --without p2p train.py", "--devices 0 is one device"),
-    ("one GPU to choose", "ablate --auto-select 1 --without p2p train.py", "--auto-select 1 is one"),
     ("a slip of the hand", f"{BASE} --without p2 train.py", "did you mean 'p2p'?"),
     ("the same GPUs", f"{BASE} --against 1,0 train.py", "both would train the same way"),
     ("fewer GPUs", f"{BASE} --against 2 train.py", "names 1 device and the other arm has 2"),
     ("an unusable pattern", f"{SOME} --step-pattern ( train.py", "is not a regular expression"),
-    ("no script", f"{SOME} none.py", "script 'none.py' does not exist"),
     ("several nodes", f"{SOME} --nnodes 2 train.py", "ablate compares on one node, and --nnodes names several"),
     ("a folder for the file", f"{SOME} -o . train.py", "cannot save the ablation as .: it is a folder"),
 ]
@@ -284,20 +256,3 @@ def test_an_all_reduce_that_fails_trains_nothing(fakes: Fakes, tmp_path: Path) -
     assert (done.code, done.stdout) == (1, "")
     assert "cannot measure the all-reduce with p2p (exit status 1, see above): nothing was trained" in done.stderr
     assert not list(tmp_path.glob("state/collbench/ablations/*-logs/run-*.log"))
-
-
-def test_what_train_refuses_is_refused_before_the_first_run(fakes: Fakes, tmp_path: Path) -> None:
-    """Without torch the user gets `train`'s own line and exit status."""
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    (hidden / "sitecustomize.py").write_text(
-        "import importlib.util as util\n"
-        "original = util.find_spec\n"
-        "util.find_spec = lambda name, package=None: None if name == 'torch' else original(name, package)\n"
-    )
-    extra = fakes_environment(fakes)
-    path = f"{hidden}:{fakes.environment()['PYTHONPATH']}"
-    done = on_gpus(fakes, [*SOME.split(), "train.py"], extra | {"PYTHONPATH": path})
-    assert done.code == 2
-    assert done.stderr.splitlines()[-1].startswith("collbench: cannot start training: torch is not installed for ")
-    assert sys.executable in done.stderr

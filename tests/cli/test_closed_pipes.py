@@ -17,7 +17,6 @@ from collbench.sim import fabrics as fabric_file
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.cli.program import Program, collbench
 from tests.judge.checked import failed, h200
-from tests.judge.runs import recorded
 from tests.sim.made import fabric_text
 
 FAULTS = {
@@ -37,20 +36,12 @@ def without_reader(monkeypatch: pytest.MonkeyPatch, *streams: str) -> None:
 
 @pytest.fixture(scope="module")
 def saved_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of machine files, and of runs of a healthy machine and of one that fails."""
+    """Return a folder of machine files, and of the run of a machine that fails."""
     folder = tmp_path_factory.mktemp("made")
     for name, faults in FAULTS.items():
         fabric = replace(fabric_file.load("nvlink-pairs-2x2"), faults=faults)
         (folder / f"{name}.machine").write_text(fabric_text(fabric), encoding="utf-8")
-    pairs = recorded("2026-11-21-4xh200-peers/pairs.json")
-    runs = {
-        "good": h200(),
-        "bad": failed(h200(), Operation.CE_WRITE, (2, 3), "words"),
-        "pairs": failed(pairs, Operation.CE_WRITE, (2, 3), "words"),
-        "slow": h200(lambda work, members: 0.5 if members == (2, 3) else 1.0),
-    }
-    for name, run in runs.items():
-        run_file.save(run, folder / f"{name}.json")
+    run_file.save(failed(h200(), Operation.CE_WRITE, (2, 3), "words"), folder / "bad.json")
     return folder
 
 
@@ -66,10 +57,7 @@ def files(saved_files: Path, tmp_path: Path) -> None:
         (("pairs", "--sizes", "1M", *SIM, "hangs.machine"), 4),
         (("pairs", "--sizes", "1M", *SIM, "well.machine"), 0),
         (("check", "bad.json"), 4),
-        (("check", "slow.json", "--json"), 3),
-        (("show", "--ranking", "bad.json"), 4),
         (("select", "4", "bad.json", "--any-machine", "--format", "env"), 4),
-        (("predict", "pairs.json", "--params", "124M", "--gpus", "2"), 4),
         (("show", "bad.json"), 0),
         (("export", "bad.json", "--format", "csv"), 0),
         (("show", "none.json"), 2),
@@ -85,23 +73,22 @@ def test_the_exit_status_does_not_depend_on_the_closed_pipe(
     assert program(*args).status == status
 
 
-@pytest.mark.parametrize(("machine", "status"), [("well", 0), ("hangs", 4)])
 @pytest.mark.usefixtures("files")
 def test_a_process_with_closed_streams_measures_saves_and_exits_normally(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, status: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     read, write = os.pipe()
     os.close(read)
-    command = collbench("pairs", "--sizes", "1M", *SIM, f"{machine}.machine")
+    command = collbench("pairs", "--sizes", "1M", *SIM, "hangs.machine")
     try:
         done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
         silent = subprocess.run([*command, "--force"], stdout=write, stderr=write, check=False)
     finally:
         os.close(write)
-    assert (done.returncode, silent.returncode) == (status, status)
+    assert (done.returncode, silent.returncode) == (4, 4)
     assert "Traceback" not in done.stderr
-    assert ("FAILED: GPU2-GPU3" in done.stderr) is bool(status)
+    assert "FAILED: GPU2-GPU3" in done.stderr
     assert run_file.load(Path("new.json")).complete
 
 
@@ -110,7 +97,6 @@ def test_a_process_with_closed_streams_measures_saves_and_exits_normally(
     ("args", "status"),
     [
         (("check", "bad.json"), 4),
-        (("compare", "good.json", "slow.json"), 3),
         (("pairs", *SIM, "hangs.machine", "--quick"), 4),
         (("check", *SIM, "hgx-h200"), 1),
     ],

