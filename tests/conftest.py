@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.cli.program import Program
 from tests.native.fakes import Fakes, build
+from tests.native.recorded import remove_host
 
 pytest_plugins = ("tests.browser",)
 
@@ -57,11 +58,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """End this run's servers. Servers that pytest-xdist's processes share end with its first process."""
-    for socket, process in () if "PYTEST_XDIST_WORKER" in os.environ else _SERVERS:
+    """End this run's servers. What pytest-xdist's processes share ends with its first process."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    for socket, process in _SERVERS:
         process.kill()
         process.wait()
         socket.unlink()
+    remove_host()
 
 
 @pytest.fixture(autouse=True)

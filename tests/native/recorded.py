@@ -1,8 +1,8 @@
-"""A host that stands in for NCCL and drives the profiler plugin, compiled once a session, and scripts for it."""
+"""A host that stands in for NCCL and drives the profiler plugin, compiled once a test run, and scripts for it."""
 
 from __future__ import annotations
 
-import atexit
+import fcntl
 import os
 import shutil
 import subprocess
@@ -17,6 +17,9 @@ from collbench.jobs.streams import Stream, parse
 PLUGIN = Path(collbench.__file__).parent / "_profiler.so"
 ABIS = (1, 2, 3, 4, 5, 6)
 _SOURCE = Path(__file__).parent / "recorded_host.cpp"
+# Of all processes that pytest-xdist starts; its first one removes it.
+_RUN = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+_FOLDER = Path(tempfile.gettempdir(), f"collbench-recorded-host-{_RUN}")
 # NCCL's names of our dtypes and operations, for the scripts.
 DTYPES = {
     "int8": "ncclInt8",
@@ -56,11 +59,20 @@ class Made:
 @cache
 def host() -> Path:
     """Return the compiled host."""
-    folder = Path(tempfile.mkdtemp(prefix="collbench-recorded-host-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _FOLDER.mkdir(exist_ok=True)
+    compiled, part = _FOLDER / "host", _FOLDER / "part"
     command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-pthread", "-w", "-rdynamic", str(_SOURCE)]
-    subprocess.run([*command, "-o", str(folder / "host"), "-ldl"], check=True)
-    return folder / "host"
+    with (_FOLDER / "lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not compiled.exists():  # renamed when complete: a failed compilation fails in each process
+            subprocess.run([*command, "-o", str(part), "-ldl"], check=True)
+            part.rename(compiled)
+    return compiled
+
+
+def remove_host() -> None:
+    """Remove what this test run has compiled."""
+    shutil.rmtree(_FOLDER, ignore_errors=True)
 
 
 def play(script: str, folder: Path, abi: int, **environment: str) -> subprocess.CompletedProcess[str]:
