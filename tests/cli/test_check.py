@@ -57,9 +57,9 @@ def test_each_pair_that_is_accused_by_itself_is_measured_again(program: Program)
     assert measured_again() == {*pairs}
 
 
-def test_four_pairs_of_a_slow_gpu_are_measured_again(program: Program) -> None:
+def test_four_pairs_of_a_slow_gpu_and_its_slot_are_measured_again(program: Program) -> None:
     assert simulated(program, Fault(FaultKind.SLOW_GPU, (2,), factor=0.5))[0] == 3
-    assert measured_again() == {(0, 2), (1, 2), (2, 3), (2, 4)}
+    assert measured_again() == {(2,), (0, 2), (1, 2), (2, 3), (2, 4)}
 
 
 def checked_with_slow_sockets(program: Program, base: str, **sockets: float) -> str:
