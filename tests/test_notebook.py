@@ -16,7 +16,6 @@ import pytest
 import collbench
 from collbench.choose.select import choose
 from collbench.overlaps.results import overlaps_of
-from collbench.report import rows
 
 FABRIC: dict[str, Any] = {"backend": "sim", "fabric": "dgx-1v"}
 QUICK: dict[str, Any] = {**FABRIC, "quick": True, "seed": 7, "save": False}
@@ -119,12 +118,6 @@ def test_figures_follow_from_the_seconds_in_the_file(pairs: Path, allreduce: Pat
             assert row["busbw_high_gbs"] >= busbw / 1.0001
 
 
-def test_the_rows_are_those_that_export_writes(pairs: Path, allreduce: Path) -> None:
-    for path in (pairs, allreduce):
-        table = collbench.load(path).table()
-        assert rows.as_csv(list(table)) == rows.as_csv(rows.rows(collbench.load(path)))
-
-
 def test_a_table_prints_as_a_table(pairs: Path) -> None:
     table = collbench.load(pairs).table()
     head, *lines, more = repr(table).splitlines()
@@ -207,6 +200,3 @@ def test_loading_a_job_as_a_run_names_the_call_for_jobs() -> None:
         collbench.Error, match=r"moe-job\.json is a recorded job: write collbench\.load_job\('.*moe-job"
     ):
         collbench.load(TRACES / "moe-job.json")
-
-
-# --- select -----------------------------------------------------------------------------------------------------------

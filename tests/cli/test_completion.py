@@ -20,7 +20,6 @@ LINES = [
     (("pairs",), "--ba", {"--backend"}, {"--budget"}),
     (("pairs", "--backend"), "", {"auto", "cuda", "host", "sim"}, set()),
     (("select", "2", "--format"), "", {"text", "json", *device_names.ACTING}, set()),
-    (("train", "--auto-select", "2", "--backend"), "", {"auto", "cuda", "host"}, {"sim"}),
     (("train", "--nnodes", "2", "--standalone"), "--ma", {"--max-age", "--max-restarts"}, set()),
     (("train", "--auto-select", "2", "train.py"), "--au", set(), {"--auto-select"}),
     (("no-such-command",), "--", set(), {"--sizes"}),
@@ -88,7 +87,7 @@ def test_bash_itself_completes(path: str, tmp_path: Path) -> None:
     ask = {"PATH": path, "_COLLBENCH_COMPLETE": "bash_source"}
     script = tmp_path / "completion.bash"
     script.write_bytes(subprocess.run(["collbench"], env=ask, capture_output=True, check=True).stdout)
-    for args, typed, expected, unexpected in LINES[:5]:
+    for args, typed, expected, unexpected in LINES[:3]:
         line = ["collbench", *args, typed]
         commands = (
             f"source {script}; complete -p collbench >&2 || exit 9; COMP_WORDS=({' '.join(line[:-1])} '{typed}');"

@@ -22,7 +22,6 @@ LINE = "it exists; choose another place with"
 # Each command that writes a file, its command line, and the file.
 WRITERS = [
     ("pairs", f"pairs {SIM} -o out.json", "out.json"),
-    ("pairs, over a script", f"pairs {SIM} -o train.py", "train.py"),
     ("copies", f"copies {SIM} -o out.json", "out.json"),
     ("latency", f"latency {FAST} -o out.json", "out.json"),
     ("allreduce", f"allreduce {SIM} --output out.json", "out.json"),

@@ -106,11 +106,9 @@ def test_a_limit_that_is_no_number_is_an_error(limit: object) -> None:
 
 READERS = [
     "show",
-    "show --ranking --json",
     "export --format csv",
     "report -o page.html",
     "predict --params 124M",
-    "compare --reference",
 ]
 
 

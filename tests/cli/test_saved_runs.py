@@ -22,7 +22,6 @@ NEWEST, OLDER = "20261122T000000Z-cuda-pairs.json", "20261121T000000Z-cuda-pairs
     ("name", "command"),
     [
         ("20261122T210053Z-sim-overlap-8b430281.json", "overlap"),
-        ("20261122T210053Z-cuda-pairs-8b430281.json", "pairs"),
         (NEWEST, ""),
         ("mine.json", ""),
     ],
@@ -86,10 +85,6 @@ def owned_by_a_stranger(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
         return os.stat_result((*status[:4], STRANGER, *status[5:])) if status.st_ino in inodes else status
 
     monkeypatch.setattr(Path, "stat", reported)
-
-
-def test_the_newest_of_this_user_is_believed(saved: Path) -> None:
-    assert saved_runs.believed() == (saved / NEWEST, saved / OLDER)
 
 
 @pytest.mark.parametrize(("what", "spoil", "message"), DOUBTFUL, ids=[row[0] for row in DOUBTFUL])

@@ -53,7 +53,6 @@ def choice_of(result: Result) -> str:
     ("case", "args", "environment"),
     [
         ("from a saved run", ["--auto-select", "2"], {}),
-        ("by hand", ["--devices", "0,3"], {}),
         ("of those that a scheduler leaves", ["--auto-select", "2"], {"CUDA_VISIBLE_DEVICES": "0,2,3"}),
     ],
 )
@@ -173,7 +172,6 @@ def test_by_hand_a_link_that_hung_is_taken_and_the_line_says_so(program: Program
     [
         (["--auto-select", "2", "--exclude", "3"], "GPU0, GPU2"),
         (["--auto-select", "2", "--exclude", "GPU-2,0"], "GPU1, GPU3"),
-        (["--auto-select", "3", "--exclude", "1"], "GPU0, GPU2, GPU3"),
     ],
 )
 def test_what_is_excluded_is_not_chosen(program: Program, saved: Run, args: list[str], chosen: str) -> None:
