@@ -97,8 +97,7 @@ def record(  # noqa: PLR0913 - keywords, each an option of the command line
 
         try:
             variables = recording.environment(os.environ, plugin, folder, gpu_times=gpu_times, step_range=step_range)
-            if_killed = f"collbench: record was killed, and has ended its job; {where}"
-            status = recording.run(command, variables, mask, if_killed)
+            status = recording.run(command, variables, mask)
             if step_range and not set(folder.glob("*.marks")) - older:
                 notices.say(
                     f"the job began no NVTX range '{one_line(step_range)}': its step is looked for in its calls"

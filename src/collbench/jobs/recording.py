@@ -111,24 +111,20 @@ def _drop_signals() -> None:
         pass
 
 
-def run(command: Sequence[str], variables: Mapping[str, str], mask: set[int], if_killed: str) -> int:
+def run(command: Sequence[str], variables: Mapping[str, str], mask: set[int]) -> int:
     """Run a job to its end and return its exit status, of a signal 128 + its number as a shell has it.
 
     Its input and output are ours. Signals are held: those that would end us go to the job, and we continue until it
-    ends. `mask` are those that the job does not get. If we are killed, the job is ended and `if_killed` printed.
+    ends. `mask` are those that the job does not get. If we are killed, the job gets SIGTERM.
     """
-    defaults = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores these
     try:
-        with ended_with_us.ending_with_us(if_killed) as include:
-            job = os.posix_spawnp(
-                command[0], list(command), {**os.environ, **variables}, setsigmask=mask, setsigdef=defaults
-            )
-            include(job)
-            while not (ended := os.waitpid(job, os.WNOHANG))[0]:
-                came = signal.sigwaitinfo((*_ENDING, signal.SIGCHLD))
-                if came.si_signo != signal.SIGCHLD and came.si_code != _FROM_KERNEL:
-                    with suppress(PermissionError):  # a job of sudo's
-                        os.kill(job, came.si_signo)
+        program = ended_with_us.with_us(command)
+        job = os.posix_spawn(program[0], program, {**os.environ, **variables}, setsigmask=mask)
+        while not (ended := os.waitpid(job, os.WNOHANG))[0]:
+            came = signal.sigwaitinfo((*_ENDING, signal.SIGCHLD))
+            if came.si_signo != signal.SIGCHLD and came.si_code != _FROM_KERNEL:
+                with suppress(PermissionError):  # a job of sudo's
+                    os.kill(job, came.si_signo)
     except OSError as error:
         raise UsageError(f"cannot start '{one_line(command[0])}': {error.strerror}") from error
     finally:

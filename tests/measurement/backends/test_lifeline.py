@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -148,53 +147,20 @@ def test_a_job_in_a_group_of_its_own_is_terminated_with_its_parent(mark: str, tm
     assert_all_end(mark)
 
 
-def test_a_recorded_job_ends_with_a_killed_record_whatever_its_groups(mark: str, tmp_path: Path) -> None:
+def test_a_recorded_job_ends_with_a_killed_record_and_what_it_sent_is_kept(mark: str, tmp_path: Path) -> None:
     (tmp_path / "script").write_text(
         f"comm 0 77 0 1\nrepeat 9\n{Made('allreduce', 1).line()}end\nclock\nsleep 900000000\n", encoding="utf-8"
     )
-    rank = f"setsid {host()} $NCCL_PROFILER_PLUGIN 5 <script"  # torchrun's ranks have sessions of their own
-    process = begin(tmp_path, mark, ["record", "--", "sh", "-c", f"{rank} & sh -c 'sleep 900 & wait'; wait"])
+    rank = f"exec {host()} $NCCL_PROFILER_PLUGIN 5 <script"
+    process = begin(tmp_path, mark, ["record", "--streams", "kept", "-o", "job.json", "--", "sh", "-c", rank])
     assert process.stdout is not None
     assert process.stdout.readline().startswith("9 calls")
     process.kill()
-    _, err = process.communicate(timeout=PATIENCE_S)
-    assert_all_end(mark)
-    *of_shells, line = err.splitlines()
-    assert set(of_shells) <= {"Terminated"}, err  # a shell says so of a child that ends before it does
-    assert line.startswith("collbench: record was killed, and has ended its job; what was recorded is in ")
-    command = line.partition(": collbench ")[2].replace("FILE", "job.json")
-    subprocess.run([*COLLBENCH, *shlex.split(command)], cwd=tmp_path, check=True, capture_output=True)
-    assert job_file.load(tmp_path / "job.json").ranks[0].calls == 9
-
-
-# Three processes start others one after the other, 150 each, which outlive them unless they are ended.
-FORKS = """
-import os, signal, time
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-def forks(depth):
-    print(depth, flush=True)
-    for _ in range(150):
-        if os.fork() == 0:
-            time.sleep(300)
-            os._exit(0)
-        time.sleep(0.004)
-    time.sleep(300)
-    os._exit(0)
-for depth in (1, 2):
-    if os.fork() == 0:
-        os.setsid()
-        forks(depth)
-forks(0)
-"""
-
-
-def test_a_recorded_job_that_forks_all_the_time_ends_with_a_killed_record(mark: str, tmp_path: Path) -> None:
-    process = begin(tmp_path, mark, ["record", "--", sys.executable, "-I", "-S", "-c", FORKS])
-    assert process.stdout is not None
-    assert {process.stdout.readline() for _ in range(3)} == {"0\n", "1\n", "2\n"}
-    process.kill()
     process.communicate(timeout=PATIENCE_S)
     assert_all_end(mark)
+    merge = [*COLLBENCH, "record", "--streams", "kept", "-o", "job.json"]
+    subprocess.run(merge, cwd=tmp_path, check=True, capture_output=True)
+    assert job_file.load(tmp_path / "job.json").ranks[0].calls == 9
 
 
 def test_a_job_whose_parent_ended_before_it_began_does_not_begin() -> None:
