@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from collbench.cluster.api import NodeSurvey
 from collbench.cluster.nodes import Effect, State, Uplink
-from collbench.cluster.page import SurveyOrigin
 from collbench.model.errors import ExitStatus
 from tests.cli.program import Program
-from tests.cluster.made import judged, slow
+from tests.cluster.made import judged, slow, survey
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
 
@@ -49,8 +47,8 @@ SLOW, EITHER = (Effect(-0.3, (-0.32, -0.28), state) for state in (State.SLOW, St
 def test_what_is_slow_decides_the_status_unless_something_worse_does(
     changes: dict[str, Any], failed: ExitStatus, status: int
 ) -> None:
-    origin = SurveyOrigin("cuda", "4 hosts", ("a", "b", "c", "d"), ("at random",) * 8, 16, 3.0, 1)
-    assert NodeSurvey(origin, replace(judged(4, slow()), **changes), None, failed=failed).status == status
+    judgement = replace(judged(4, slow()), **changes)
+    assert survey(judgement, names=("a", "b", "c", "d"), failure_status=failed).status == status
 
 
 def test_the_documented_cluster_is_one(program: Program) -> None:

@@ -36,15 +36,14 @@ from collbench.model.errors import (
 )
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-from collbench.model.units import amount, format_size, parse_budget, parse_size
+from collbench.model.units import format_size, parse_budget, parse_size
 from collbench.ranks.nonzero import serve_rank_0
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
     from collbench.cluster.measure import NodePairs, Surveyed
-    from collbench.cluster.nodes import Judgement, NodeChoice
-    from collbench.cluster.page import SurveyOrigin, SurveyTruth
+    from collbench.cluster.page import NodeSurvey
     from collbench.cluster.simulated import Cluster
     from collbench.cluster.switches import Switches
     from collbench.ranks.factory import World
@@ -71,35 +70,6 @@ class NodesRequest:
             raise UsageError(f"--select {self.count} of {nodes} nodes{there}: choose 1 to {nodes}")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class NodeSurvey:
-    """What a survey found: where its figures come from, the nodes judged, and those chosen, None if none were asked.
-
-    `truth` is what only a simulation knows. `path` is the run's file, `failure` why there is none, and `failed` the
-    status of what failed on the way.
-    """
-
-    origin: SurveyOrigin
-    judgement: Judgement
-    choice: NodeChoice | None
-    truth: SurveyTruth | None = None
-    path: Path | None = None
-    failure: RunFileError | None = None
-    failed: ExitStatus = ExitStatus.DONE
-
-    def __repr__(self) -> str:
-        """Return one line, for people."""
-        found = f"{len(self.judgement.slow_nodes)} slow nodes, {len(self.judgement.slow_uplinks)} slow uplinks"
-        chosen = "none chosen" if self.choice is None else f"{len(self.choice.members)} chosen"
-        return f"<NodeSurvey of {amount(len(self.judgement.nodes), 'node')}: {found}, {chosen}>"
-
-    @property
-    def status(self) -> ExitStatus:
-        """How the command ends: with what failed, a failure where no node was judged, or something that is slow."""
-        judged = ExitStatus.DONE if self.judgement.judged else ExitStatus.FAILED
-        return max(self.failed, judged, ExitStatus.CONTRADICTION if self.judgement.accuses else ExitStatus.DONE)
-
-
 # A simulated cluster, by name or file.
 
 _MIN_SIMULATED = 64 * 2**20  # less takes a time that is not simulated
@@ -110,7 +80,7 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
     # Late: numpy and scipy need not be there for --help.
     from collbench.cluster.measure import survey_cluster, switches
     from collbench.cluster.nodes import choose_nodes
-    from collbench.cluster.page import SurveyOrigin, SurveyTruth
+    from collbench.cluster.page import NodeSurvey
     from collbench.cluster.simulated import allreduce_busbw, best_bound
 
     if nodes_request.switches is not None:
@@ -127,8 +97,8 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
     choice, truth = None, None
     if nodes_request.count:
         choice = choose_nodes(done.judgement, nodes_request.count, switches(cluster))
-        truth = SurveyTruth(allreduce_busbw(cluster, choice.members), best_bound(cluster, len(choice.members)))
-    origin = SurveyOrigin(
+        truth = allreduce_busbw(cluster, choice.members), best_bound(cluster, len(choice.members))
+    return NodeSurvey(
         backend=SIM.name,
         where=f"{cluster.name}: {cluster.nodes} nodes × {cluster.gpus} GPUs; {cluster.source}",
         names=tuple(f"node{node}" for node in range(cluster.nodes)),
@@ -136,8 +106,10 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
         measurements=len(done.seen),
         seconds=done.seconds,
         seed=seed,
+        judgement=done.judgement,
+        choice=choice,
+        truth=truth,
     )
-    return NodeSurvey(origin, done.judgement, choice, truth)
 
 
 def _cluster(name: str | None) -> Cluster:
@@ -208,7 +180,7 @@ def _survey(
     """Measure and judge; what was measured is saved however it ends."""
     # Late: numpy and scipy need not be there for --help.
     from collbench.cluster.nodes import choose_nodes, late_nodes
-    from collbench.cluster.page import SurveyOrigin, lost
+    from collbench.cluster.page import NodeSurvey, lost
     from collbench.report.text.frame import headline, network_lines
 
     try:
@@ -230,7 +202,9 @@ def _survey(
         )
     gone = [*world.unknown, *world.lost().values()]
     kinds = ", ".join(dict.fromkeys(device.name for device in run.devices))
-    origin = SurveyOrigin(
+    hung = any(error.kind is FailureKind.HANG for error in gone)
+    lost_some = ExitStatus.UNTRUSTED if hung else ExitStatus.FAILED if gone else ExitStatus.DONE
+    return NodeSurvey(
         backend=run.backend,
         where=f"{len(pairs.names)} hosts, {len(run.devices)} ranks by {run.settings.launcher}: {kinds}",
         names=pairs.names,
@@ -238,6 +212,8 @@ def _survey(
         measurements=len(done.seen),
         seconds=run.seconds,
         seed=run.settings.seed,
+        judgement=done.judgement,
+        choice=choice,
         gone=tuple(map(str, gone)),
         lost=lost(run),
         failed=headline(run),
@@ -246,16 +222,9 @@ def _survey(
         plain=any(sample.plain for measurement in run.measurements for sample in measurement.samples),
         switches=tuple(len(level.names) for level in switch_levels),
         switches_from=nodes_request.switches or "",
-    )
-    hung = any(error.kind is FailureKind.HANG for error in gone)
-    lost_some = ExitStatus.UNTRUSTED if hung else ExitStatus.FAILED if gone else ExitStatus.DONE
-    return NodeSurvey(
-        origin,
-        done.judgement,
-        choice,
+        failure_status=max(outcome(run).status, lost_some),
         path=writer.path,
-        failure=writer.failure,
-        failed=max(outcome(run).status, lost_some),
+        unsaved=writer.failure,
     )
 
 
@@ -379,11 +348,10 @@ def command(**values: Any) -> None:
         return
     from collbench.cluster.page import as_plain, page  # late: numpy
 
-    shown = (found.origin, found.judgement, found.choice, found.truth)
     with leaving(found.status):
-        show_answer(page(*shown), lambda: json.dumps(as_plain(*shown), allow_nan=False) + "\n")
-        if found.failure is not None:
-            raise found.failure
+        show_answer(page(found), lambda: json.dumps(as_plain(found), allow_nan=False) + "\n")
+        if found.unsaved is not None:
+            raise found.unsaved
         if found.path is not None:
             say(f"saved {found.path}")
 
@@ -420,6 +388,6 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
 
     context, words = called("nodes", given)
     found = survey(context.params, words, serve)
-    if found is not None and found.failure is not None:
-        raise found.failure
+    if found is not None and found.unsaved is not None:
+        raise found.unsaved
     return found

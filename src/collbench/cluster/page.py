@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from collbench.cluster.nodes import (
     UNKNOWN,
@@ -17,27 +18,30 @@ from collbench.cluster.nodes import (
 )
 from collbench.cluster.switches import format_node_list
 from collbench.model.capabilities import capabilities
+from collbench.model.errors import ExitStatus, RunFileError
 from collbench.model.run import Run
 from collbench.model.units import DELTA, amount, fixed, verb
 from collbench.report import sentences
 from collbench.report.text.frame import ALARM, not_judged
 from collbench.report.text.layout import Lines, Page, whole
-from collbench.runfile.codec import head, plain
+from collbench.runfile.codec import head, picked, plain
 
 _FEW_FINDINGS = 12  # lines on the short page
 
 
-@dataclass(frozen=True, slots=True)
-class SurveyOrigin:
-    """Where a survey's figures come from.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class NodeSurvey:
+    """What a survey found, and where its figures come from; no `choice` if none was asked for.
 
     - `names`: of the nodes; `rounds`: the kind of each measured round.
     - `seconds`: the survey took; for a simulation, the estimate for a real cluster.
     - `lost`: a line for each pair that failed; `failed`: the headline of a run with failures; `gone`: a line for each
-      lost rank.
+      lost rank; `failure_status`: how the command ends for these.
     - `network`: changes on ports of network cards during the survey; `late`: nodes that arrive late at batches.
     - `plain`: pairs were timed by plain launches, not by replays of a graph.
     - `switches`: the number of switches at each level, leaves first, as `switches_from` reports.
+    - `truth`: what only a simulation knows, GB/s: the chosen nodes' all-reduce busbw, and an upper bound for any nodes.
+    - `path`: the run's file; `unsaved`: why there is none.
     """
 
     backend: str
@@ -47,6 +51,8 @@ class SurveyOrigin:
     measurements: int
     seconds: float
     seed: int
+    judgement: Judgement
+    choice: NodeChoice | None = None
     lost: tuple[str, ...] = ()
     failed: str = ""
     network: tuple[str, ...] = ()
@@ -55,6 +61,23 @@ class SurveyOrigin:
     plain: bool = False
     switches: tuple[int, ...] = ()
     switches_from: str = ""
+    truth: tuple[float, float] | None = None
+    failure_status: ExitStatus = ExitStatus.DONE
+    path: Path | None = None
+    unsaved: RunFileError | None = None
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        found = f"{len(self.judgement.slow_nodes)} slow nodes, {len(self.judgement.slow_uplinks)} slow uplinks"
+        chosen = "none chosen" if self.choice is None else f"{len(self.choice.members)} chosen"
+        return f"<NodeSurvey of {amount(len(self.judgement.nodes), 'node')}: {found}, {chosen}>"
+
+    @property
+    def status(self) -> ExitStatus:
+        """How the command ends: with what failed, a failure where no node was judged, or something that is slow."""
+        judged = ExitStatus.DONE if self.judgement.judged else ExitStatus.FAILED
+        slow = ExitStatus.CONTRADICTION if self.judgement.accuses else ExitStatus.DONE
+        return max(self.failure_status, judged, slow)
 
     @property
     def mark(self) -> str:
@@ -62,56 +85,48 @@ class SurveyOrigin:
         return " (sim)" if capabilities(self.backend).simulated else ""
 
 
-@dataclass(frozen=True, slots=True)
-class SurveyTruth:
-    """What only a simulation knows, GB/s: the chosen nodes' all-reduce busbw, and an upper bound for any nodes."""
+# What JSON has of a survey beside what was judged and chosen.
+_OF_SURVEY = (
+    *("where", "names", "rounds", "measurements", "seconds", "seed", "lost", "failed", "network", "late", "gone"),
+    *("plain", "switches", "switches_from"),
+)
 
-    busbw_gbs: float
-    bound_gbs: float
 
-
-def page(
-    origin: SurveyOrigin, judgement: Judgement, choice: NodeChoice | None, truth: SurveyTruth | None = None
-) -> Page:
-    """Yield the page's blocks; `choice` is None if the user asked for no nodes.
-
-    The short page has only the first findings.
-    """
-    if origin.failed:
-        yield Lines(origin.failed, style=ALARM)
-    yield from (Lines(f"lost      {how}") for how in origin.gone)
-    if not judgement.judged:
-        yield not_judged(_not_judged(judgement))
-    if choice is not None:
-        yield from map(Lines, _chosen(origin, choice))
-    findings = [Lines(line) for line in _findings(origin, judgement)]
+def page(survey: NodeSurvey) -> Page:
+    """Yield the page's blocks; the short page has only the first findings."""
+    if survey.failed:
+        yield Lines(survey.failed, style=ALARM)
+    yield from (Lines(f"lost      {how}") for how in survey.gone)
+    if not survey.judgement.judged:
+        yield not_judged(_not_judged(survey.judgement))
+    if survey.choice is not None:
+        yield from map(Lines, _chosen(survey, survey.choice))
+    findings = [Lines(line) for line in _findings(survey, survey.judgement)]
     yield from findings[:_FEW_FINDINGS]
     yield from whole("verdicts", *findings[_FEW_FINDINGS:])
-    yield Lines(f"backend   {origin.backend}{': nothing is measured' if origin.mark else ''}")
-    yield Lines(f"nodes     {origin.where}")
-    yield from map(Lines, _rounds(origin))
-    if truth is not None:
-        bound = f"no choice can exceed {fixed(truth.bound_gbs)} GB/s"
-        yield Lines(f"truth     the chosen nodes reach {fixed(truth.busbw_gbs)} GB/s busbw; {bound} (sim)")
+    yield Lines(f"backend   {survey.backend}{': nothing is measured' if survey.mark else ''}")
+    yield Lines(f"nodes     {survey.where}")
+    yield from map(Lines, _rounds(survey))
+    if survey.truth is not None:
+        reached, bound = map(fixed, survey.truth)
+        yield Lines(f"truth     the chosen nodes reach {reached} GB/s busbw; no choice can exceed {bound} GB/s (sim)")
 
 
-def as_plain(
-    origin: SurveyOrigin, judgement: Judgement, choice: NodeChoice | None, truth: SurveyTruth | None = None
-) -> dict[str, object]:
+def as_plain(survey: NodeSurvey) -> dict[str, object]:
     """Return the same as JSON's own types; the backend "sim" says what the figures are."""
-    data, judged = plain(origin), plain(replace(judgement, sharing=None))
+    choice, judged = survey.choice, plain(replace(survey.judgement, sharing=None))
     del judged["sharing"], judged["confirm"]  # for the next round
-    return head("nodes", origin.backend) | {
-        **data,
+    return head("nodes", survey.backend) | {
+        **picked(survey, *_OF_SURVEY),
         "judgement": judged,
         "choice": None
         if choice is None
         else {
             **plain(choice),
             "left_out": [[node, left_out(why)] for node, why in choice.left_out],
-            "nodes": [origin.names[node] for node in choice.members],
+            "nodes": [survey.names[node] for node in choice.members],
         },
-        "truth": plain(truth),
+        "truth": survey.truth and dict(zip(("busbw_gbs", "bound_gbs"), survey.truth, strict=True)),
     }
 
 
@@ -125,28 +140,28 @@ def lost(run: Run) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _rounds(origin: SurveyOrigin) -> Iterator[str]:
-    if origin.switches_from:
-        counts = ", under ".join(f"{count:,}" for count in origin.switches)
-        yield f"switches  {counts or 'one for all these nodes'}, as {origin.switches_from} reports"
-    kinds = ", ".join(f"{origin.rounds.count(kind)} {kind}" for kind in dict.fromkeys(origin.rounds))
-    count = len(origin.names)
+def _rounds(survey: NodeSurvey) -> Iterator[str]:
+    if survey.switches_from:
+        counts = ", under ".join(f"{count:,}" for count in survey.switches)
+        yield f"switches  {counts or 'one for all these nodes'}, as {survey.switches_from} reports"
+    kinds = ", ".join(f"{survey.rounds.count(kind)} {kind}" for kind in dict.fromkeys(survey.rounds))
+    count = len(survey.names)
     there = "there is one pair" if count == 2 else f"there are {count * (count - 1) // 2:,} pairs"
-    pairs = f"{origin.measurements:,} measurements; {there}"
-    spent = f"{origin.seconds:.0f} s{' estimated for a real cluster' if origin.mark else ''}"
-    yield f"rounds    {len(origin.rounds)} ({kinds}): {pairs}; {spent}{origin.mark}, seed {origin.seed}"
-    if origin.plain:
+    pairs = f"{survey.measurements:,} measurements; {there}"
+    spent = f"{survey.seconds:.0f} s{' estimated for a real cluster' if survey.mark else ''}"
+    yield f"rounds    {len(survey.rounds)} ({kinds}): {pairs}; {spent}{survey.mark}, seed {survey.seed}"
+    if survey.plain:
         yield "timed     by plain launches, as in a job: between hosts, NCCL runs captured graphs slower"
-    yield from (f"failed    {what}" for what in origin.lost)
-    yield from (f"network   {what}" for what in origin.network)
+    yield from (f"failed    {what}" for what in survey.lost)
+    yield from (f"network   {what}" for what in survey.network)
 
 
-def _findings(origin: SurveyOrigin, judgement: Judgement) -> Iterator[str]:
-    mark = origin.mark
+def _findings(survey: NodeSurvey, judgement: Judgement) -> Iterator[str]:
+    mark = survey.mark
     for node in judgement.slow_nodes:
-        yield f"slow      {origin.names[node]}: {described(judgement.nodes[node])}{mark}"
+        yield f"slow      {survey.names[node]}: {described(judgement.nodes[node])}{mark}"
     for uplink in judgement.slow_uplinks:
-        yield f"{uplink.effect.state:9} {_uplink(uplink, origin.names)}{mark}"
+        yield f"{uplink.effect.state:9} {_uplink(uplink, survey.names)}{mark}"
     either, undecided = (
         [(node, effect) for node, effect in enumerate(judgement.nodes) if effect.state is state]
         for state in (State.EITHER, State.UNDECIDED)
@@ -160,13 +175,13 @@ def _findings(origin: SurveyOrigin, judgement: Judgement) -> Iterator[str]:
     noise = f"noise {judgement.noise:.1%} per measurement"
     yield f"typical   a pair reaches {fixed(judgement.typical_gbs)} GB/s busbw; {noise}{mark}"
     if judgement.fast_pair:
-        pair = format_node_list([origin.names[node] for node in judgement.fast_pair])
+        pair = format_node_list([survey.names[node] for node in judgement.fast_pair])
         yield f"undecided only {pair} are fast with each other: the others are slow, or these two share a switch{mark}"
-    yield from (f"late      {_late(node, origin.names)}" for node in origin.late)
+    yield from (f"late      {_late(node, survey.names)}" for node in survey.late)
     for node, effect in either:
-        yield f"either    {origin.names[node]}: {described(effect)}{mark}"
+        yield f"either    {survey.names[node]}: {described(effect)}{mark}"
     for node, effect in undecided if judgement.judged else ():  # else their intervals say what the first line says
-        yield f"undecided {origin.names[node]}: {described(effect)}{mark}"
+        yield f"undecided {survey.names[node]}: {described(effect)}{mark}"
 
 
 def _across(judgement: Judgement, mark: str) -> Iterator[str]:
@@ -230,17 +245,17 @@ def _uplink(uplink: Uplink, names: Sequence[str]) -> str:
     return f"an uplink that {nodes} share: {how}; among themselves they are fast"
 
 
-def _chosen(origin: SurveyOrigin, choice: NodeChoice) -> Iterator[str]:
-    names = format_node_list([origin.names[node] for node in choice.members])
-    yield f"chosen    {names}{origin.mark}"
-    yield f"why       {choice.reason}{origin.mark}"
+def _chosen(survey: NodeSurvey, choice: NodeChoice) -> Iterator[str]:
+    names = format_node_list([survey.names[node] for node in choice.members])
+    yield f"chosen    {names}{survey.mark}"
+    yield f"why       {choice.reason}{survey.mark}"
     if choice.band is not None:
         low, high = choice.band
-        yield f"predicted all-reduce busbw {fixed(low)}–{fixed(high)} GB/s{origin.mark}"
+        yield f"predicted all-reduce busbw {fixed(low)}–{fixed(high)} GB/s{survey.mark}"
     if choice.heuristic:
         yield "search    heuristic: switches are filled greedily"
     by_reason: dict[str, list[str]] = defaultdict(list)
     for node, why in choice.left_out:
         is_slow = isinstance(why, Effect) and why.state is State.SLOW  # a line of its own says how slow
-        by_reason["slow" if is_slow else left_out(why)].append(origin.names[node])
-    yield from (f"left out  {format_node_list(nodes)}: {text}{origin.mark}" for text, nodes in by_reason.items())
+        by_reason["slow" if is_slow else left_out(why)].append(survey.names[node])
+    yield from (f"left out  {format_node_list(nodes)}: {text}{survey.mark}" for text, nodes in by_reason.items())
