@@ -210,40 +210,37 @@ def _seconds_of_one(ends: Sequence[float], times: int, chunks: range | None = No
     return (ends[chunks.stop - 1] - ends[chunks.start - 1]) / (len(chunks) * times)
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """The times of a trial's four loads, by rank: each isolated, calls in rounds during compute, an amount of both.
+def trial_of(
+    load: Load,
+    *,
+    collective: Sequence[RankTimes],
+    compute: Sequence[RankTimes],
+    rounds: Sequence[RankTimes],
+    both: Sequence[RankTimes],
+) -> OverlapTrial | None:
+    """Return the trial that four loads make, where `load` is the fixed amount; None if too little was covered.
 
-    The isolated collective ran in chunks of `isolated_calls`.
+    They are by rank: each isolated, calls in rounds during compute, an amount of both.
     """
-
-    isolated_calls: int
-    collective: Sequence[RankTimes]
-    compute: Sequence[RankTimes]
-    rounds: Sequence[RankTimes]
-    both: Sequence[RankTimes]
-
-
-def trial_of(load: Load, runs: Runs) -> OverlapTrial | None:
-    """Return the trial that four loads make, where `load` is the fixed amount; None if too little was covered."""
-    numbers, chunks = covered_calls(runs.rounds), covered_units(runs.both)
-    if len(numbers) < max(1, len(runs.rounds[0].begins) * _MIN_SHARE) or len(chunks) < _MIN_COVERED:
+    numbers, chunks = covered_calls(rounds), covered_units(both)
+    if len(numbers) < max(1, len(rounds[0].begins) * _MIN_SHARE) or len(chunks) < _MIN_COVERED:
         return None
-    covered = [[times.collective[number] - times.begins[number] for number in numbers] for times in runs.rounds]
-    isolated = [_seconds_of_one(times.collective, runs.isolated_calls) for times in runs.collective]
+    covered = [[times.collective[number] - times.begins[number] for number in numbers] for times in rounds]
+    calls = isolated_collective(load).calls
+    isolated = [_seconds_of_one(times.collective, calls) for times in collective]
     # The fixed amount has more calls than ran isolated: each of the others would take as long as those did.
-    others = load.collective_chunks * load.calls - len(runs.collective[0].collective) * runs.isolated_calls
+    others = load.collective_chunks * load.calls - len(collective[0].collective) * calls
     return OverlapTrial(
         collective_alone=tuple(isolated),
-        compute_alone=tuple(_seconds_of_one(times.compute, load.units) for times in runs.compute),
+        compute_alone=tuple(_seconds_of_one(times.compute, load.units) for times in compute),
         collective_beside=tuple(fmean(calls) for calls in covered),
-        compute_beside=tuple(_seconds_of_one(times.compute, load.units, chunks) for times in runs.both),
+        compute_beside=tuple(_seconds_of_one(times.compute, load.units, chunks) for times in both),
         beside_calls=tuple(map(max, zip(*covered, strict=True))),
         collective_amount=tuple(
-            times.collective[-1] + others * call for times, call in zip(runs.collective, isolated, strict=True)
+            times.collective[-1] + others * call for times, call in zip(collective, isolated, strict=True)
         ),
-        compute_amount=tuple(times.compute[-1] for times in runs.compute),
-        together=tuple(max(times.collective[-1], times.compute[-1]) for times in runs.both),
+        compute_amount=tuple(times.compute[-1] for times in compute),
+        together=tuple(max(times.collective[-1], times.compute[-1]) for times in both),
         calls=load.collective_chunks * load.calls,
         units=load.compute_chunks * load.units,
         covered_units=len(chunks) * load.units,
@@ -408,16 +405,12 @@ def measure_point(
     made = lengthened = 0
     while made < trials:
         # Always in this order: what ran before decides the clock (docs/method/collectives.md 8).
-        runs = Runs(
-            isolated_calls=isolated_collective(load).calls,
-            collective=isolated[made],
-            rounds=_run(backend, in_rounds(load, call, unit, begins[made])),
-            both=_run(backend, load),
-            compute=_run(backend, replace(load, collective_chunks=0)),
-        )
-        for ranks in (runs.collective, runs.compute, runs.rounds, runs.both):
+        rounds = _run(backend, in_rounds(load, call, unit, begins[made]))
+        both = _run(backend, load)
+        compute = _run(backend, replace(load, collective_chunks=0))
+        for ranks in (isolated[made], compute, rounds, both):
             _verified(overlap, ranks)
-        trial = trial_of(load, runs)
+        trial = trial_of(load, collective=isolated[made], compute=compute, rounds=rounds, both=both)
         if trial is not None:
             made, lengthened = made + 1, 0
             yield trial
@@ -425,9 +418,9 @@ def measure_point(
         if lengthened == _LENGTHENINGS:
             raise _Unmeasured(_UNCOVERED)
         lengthened += 1
-        call = max(_CALL_STEP * call, _usual_longest(runs.rounds))
-        if len(covered_units(runs.both)) < _MIN_COVERED:
-            load = _lengthened(load, runs.both)
+        call = max(_CALL_STEP * call, _usual_longest(rounds))
+        if len(covered_units(both)) < _MIN_COVERED:
+            load = _lengthened(load, both)
             isolated = _isolated(backend, load, trials)
 
 
