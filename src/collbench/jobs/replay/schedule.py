@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from statistics import fmean
 
 from collbench.jobs.calls import common, matched, pauses_of, step_seconds
@@ -26,15 +25,6 @@ P2P, MIXED = "p2p", "mixed"
 _BYTES = "uint8"
 # torch.distributed reduces no unsigned words; a sum of signed ones of the same width is the same work.
 _SIGNED = {"uint32": "int32", "uint64": "int64"}
-
-
-class Assumption(StrEnum):
-    """What a recording lacks and a replay has to assume."""
-
-    REDUCTION = "sums: the recording does not have the reduction"
-    DTYPE = "float32 where the recording does not have the type"
-    PAUSES = "no pauses: the recording has none"
-    LAUNCHES = "plain launches of calls that the job captured in CUDA graphs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +82,8 @@ class Unit:
 class Schedule:
     """A step of all ranks: `ranks[r]` are rank r's units, after which it pauses for `rests[r]` seconds.
 
-    `groups` are ranks of the replay, ascending. `kinds[meetings[m]]` is the kind of call of meeting m.
+    `groups` are ranks of the replay, ascending. `kinds[meetings[m]]` is the kind of call of meeting m. `assumed` says
+    what is replayed because the recording lacks something.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -102,7 +93,7 @@ class Schedule:
     kinds: tuple[ReplayedCall, ...]
     recorded_seconds: float | None = None
     recorded_step_seconds: float | None = None
-    assumed: tuple[Assumption, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     @property
     def pause_seconds(self) -> float:
@@ -243,17 +234,18 @@ def _members(job: Job, group: int, ranks: int) -> tuple[int, ...]:
     return tuple(sorted(members.ranks))
 
 
-def _assumed(job: Job, phases: Sequence[Phase]) -> Iterator[Assumption]:
+def _assumed(job: Job, phases: Sequence[Phase]) -> Iterator[str]:
+    """Yield what is replayed in place of what the recording lacks."""
     calls = {call for phase in phases for call in job.called(phase) if _shared(job, call)}
     reducing = [call for call in calls if call.collective is not None and call.collective.reduces]
     if any(call.reduction not in REDOPS for call in reducing):
-        yield Assumption.REDUCTION
+        yield "sums: the recording does not have the reduction"
     if any(call.dtype not in DTYPE_BYTES for call in reducing):
-        yield Assumption.DTYPE
+        yield "float32 where the recording does not have the type"
     if all(position.pause is None for phase in phases for position in phase.positions):
-        yield Assumption.PAUSES
+        yield "no pauses: the recording has none"
     if any(call.captured for call in calls):
-        yield Assumption.LAUNCHES
+        yield "plain launches of calls that the job captured in CUDA graphs"
 
 
 # From positions to units.
