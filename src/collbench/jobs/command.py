@@ -28,6 +28,7 @@ from collbench.model.values import one_line
 from collbench.runfile import run_file, saved_runs
 
 if TYPE_CHECKING:
+    from collbench.ablations.ablation import ArmChange
     from collbench.jobs.api import NamedRuns
     from collbench.report.text.layout import Block
 
@@ -185,7 +186,7 @@ COMMANDS = {"import": import_job}  # "import" is a keyword of Python
 # `collbench replay`
 
 
-def _without(text: str) -> tuple[str, ...]:
+def _without(text: str) -> ArmChange:
     from collbench.jobs.replay.measure import parse_without
 
     return parse_without(text)

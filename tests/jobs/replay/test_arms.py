@@ -9,8 +9,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from collbench.ablations.ablation import ArmChange
 from collbench.jobs import job_file
-from collbench.jobs.replay.measure import ReplayArm, ReplayOpened, ReplayRequest
+from collbench.jobs.replay.measure import ReplayOpened, ReplayRequest
 from collbench.jobs.replay.results import replays_of
 from collbench.measurement.backends import factory
 from collbench.model.run import Machine
@@ -57,9 +58,9 @@ def test_bad_combinations_are_one_line(
     assert not (folder / "state").exists()
 
 
-def play(monkeypatch: pytest.MonkeyPatch, fakes: Sequence[Fake]) -> list[ReplayArm]:
+def play(monkeypatch: pytest.MonkeyPatch, fakes: Sequence[Fake]) -> list[ArmChange]:
     """Let these stand for two GPUs' ranks; return the list that will hold the requested arms."""
-    opened_arms: list[ReplayArm] = []
+    opened_arms: list[ArmChange] = []
 
     def opened(request: ReplayRequest) -> ReplayOpened:
         assert request.devices == "0,1"
@@ -83,7 +84,7 @@ def test_how_much_longer_a_step_takes_without_p2p(
         result.out.splitlines()[0]
         == "Without P2P the communication of a step of this job takes 200% longer (95% interval 200%)."
     )
-    assert [dict(arm.settings) for arm in arms] == [{}, {"NCCL_P2P_DISABLE": "1"}]
+    assert [dict(arm.environment) for arm in arms] == [{}, {"NCCL_P2P_DISABLE": "1"}]
     run = run_file.load(folder / "run.json")
     assert [replay.without for replay in replays_of(run)] == [(), ("p2p",)]
     jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
@@ -102,7 +103,7 @@ def test_several_transports_are_disabled_at_once(
     arms = play(monkeypatch, [Fake([]), Fake([], 2e-3)])
     result = program("replay", "--without", "nvlink,shm", "job.json", "--devices", "0,1", "-o", "run.json")
     assert "turns off P2P over PCIe as well" in result.err
-    assert arms[1].settings == {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+    assert arms[1].environment == {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
     assert "Without NVLink and SHM the communication" in result.out.splitlines()[0]
     jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.jobs.replay.measure import ReplayArm, ReplayOpened, ReplayRequest, SimReplay, trial_of
+from collbench.ablations.ablation import ArmChange
+from collbench.jobs.replay.measure import ReplayOpened, ReplayRequest, SimReplay, trial_of
 from collbench.jobs.replay.results import Replay, ReplayTrial, replays_of
 from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, schedule_of
 from collbench.jobs.replay.view import ratio, summarize
@@ -70,7 +71,7 @@ def prepared(
         job="job.json",
         recorded_ranks=2,
         schedule=schedule_of(job),
-        arms=(ReplayArm(), ReplayArm(("p2p",)))[: len(fakes)],
+        arms=(ArmChange(), ArmChange(("p2p",)))[: len(fakes)],
         trials=trials,
         seed=1,
         command=("replay", "job.json"),

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from collbench.ablations.ablation import ArmChange
 from collbench.jobs.job import Call, Job
-from collbench.jobs.replay.measure import ReplayArm, ReplayRequest, ReplayWorld
+from collbench.jobs.replay.measure import ReplayRequest, ReplayWorld
 from collbench.jobs.replay.schedule import Post, ReplayLoad, Schedule, Unit, schedule_of
 from collbench.model.errors import BackendError, MachineError
 from tests.jobs.replay.made import data_parallel, job_of, jobs
@@ -30,7 +31,7 @@ SIMULATED = ReplayRequest(
     job="job.json",
     recorded_ranks=2,
     schedule=schedule_of(data_parallel(2)),
-    arms=(ReplayArm(),),
+    arms=(ArmChange(),),
 )
 pytestmark = [
     pytest.mark.usefixtures("loaded_torch"),
@@ -181,7 +182,7 @@ def test_earlier_results_are_wrong_in_the_next_verification(
 def test_an_arm_whose_ranks_do_not_meet_ends_all() -> None:
     if len(CORES) < 2:
         pytest.skip("one core is one device")
-    arms = (ReplayArm(), ReplayArm(settings={"GLOO_SOCKET_IFNAME": "nosuch0"}))
+    arms = (ArmChange(), ArmChange(environment={"GLOO_SOCKET_IFNAME": "nosuch0"}))
     with pytest.raises(BackendError):
         replace(SIMULATED, backend="host", devices=f"{CORES[0]},{CORES[-1]}", arms=arms).open()
 

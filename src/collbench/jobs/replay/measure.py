@@ -8,7 +8,7 @@ import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from collbench.ablations import ablation
+from collbench.ablations.ablation import ArmChange
 from collbench.api import SILENT, Notices, keywords
 from collbench.api.measuring import resolved_backend
 from collbench.jobs.job import Job, checked
@@ -52,14 +53,6 @@ _CALL_S, _MIN_DELAY_S, _MAX_AHEAD = 1e-4, 2e-3, 200
 _SLOWEST_RATE = 20e6
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayArm:
-    """What an arm differs in: what NCCL goes `without`, and the variables that make it so."""
-
-    without: tuple[str, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-
 ReplayBackend: TypeAlias = "ReplayWorld | SimReplay"
 ReplayOpened = OpenWorkers["ReplayBackend"]
 
@@ -74,7 +67,7 @@ class ReplayRequest(WorkersRequest):
     job: str
     recorded_ranks: int
     schedule: Schedule
-    arms: tuple[ReplayArm, ...]
+    arms: tuple[ArmChange, ...]
 
     def begun_run(self, opened: OpenWorkers[Any]) -> Run:
         """Return the run that it begins, with nothing measured."""
@@ -94,7 +87,7 @@ class ReplayRequest(WorkersRequest):
 
     def open(self) -> ReplayOpened:
         """Open a world for each arm, or a simulated one. Raises UsageError, MachineError, BackendError."""
-        starters = [partial(ReplayWorld, settings=arm.settings) for arm in self.arms]
+        starters = [partial(ReplayWorld, settings=arm.environment) for arm in self.arms]
         worlds = open_worlds(self, "replay", starters, SimReplay, _SPANS_S, self.chosen)
         return replace(worlds, traces=capabilities(self.backend).nvml)
 
@@ -359,15 +352,15 @@ class SimReplay:
 _GPU_TRIALS, _CORE_TRIALS = 8, 6
 
 
-def parse_without(text: str) -> tuple[str, ...]:
-    """Return what an arm goes without: "p2p,shm". Raises UsageError."""
+def parse_without(text: str) -> ArmChange:
+    """Return what NCCL goes without in an arm: "p2p,shm". Raises UsageError."""
     change = ablation.parse_change((text,))
     if change.given:
         raise UsageError(
             f"--without {change.given[0]} needs a script: a recorded job is replayed without "
             f"{', '.join(ablation.SWITCHES)}"
         )
-    return change.switches
+    return change
 
 
 def request_of(
@@ -382,26 +375,23 @@ def request_of(
     The command line is `command`. Raises UsageError, for a job that cannot be replayed too.
     """
     backend = resolved_backend(values["backend"], values["fabric"], notices)
-    devices, without = values.get("devices"), values.get("without") or ()
+    devices, change = values.get("devices"), values.get("without") or ArmChange()
     ranks = None if devices is None else len([device for device in devices.split(",") if device.strip()])
     schedule = schedule_of(job, ranks)
     backend_capabilities = capabilities(backend)
-    _check_backend(backend_capabilities, without, schedule)
+    _check_backend(backend_capabilities, change, schedule)
     for doubt in filter(None, (job.steps.reservation, job.steps.why)):
         notices.say(doubt)
     for assumption in schedule.assumed:
         notices.say(f"replaying {assumption}")
-    arms = [ReplayArm()]
-    if without:
-        arms.append(ReplayArm(without, _settings(without)))
-    if "nvlink" in without:
+    if "nvlink" in change.switches:
         notices.say(ablation.NVLINK_NOTE)
     return ReplayRequest(
         backend=backend,
         job=name,
         recorded_ranks=job.world_size,
         schedule=schedule,
-        arms=tuple(arms),
+        arms=(ArmChange(), change) if change.switches else (change,),
         trials=values.get("trials") or (_CORE_TRIALS if backend_capabilities.cores else _GPU_TRIALS),
         command=tuple(command),
         devices=devices,
@@ -411,15 +401,12 @@ def request_of(
     )
 
 
-def _settings(without: Sequence[str]) -> dict[str, str]:
-    return {name: value for switch in without for name, value in ablation.SWITCHES[switch].items()}
-
-
-def _check_backend(backend: Capabilities, without: Sequence[str], schedule: Schedule) -> None:
+def _check_backend(backend: Capabilities, change: ArmChange, schedule: Schedule) -> None:
     """Raise UsageError for what this backend cannot replay."""
-    if without and not backend.nvml:
-        raise UsageError(f"the {backend.name} backend has no {', '.join(without)} to deny NCCL: leave out --without")
-    for name in _settings(without):
+    if change.switches and not backend.nvml:
+        lacking = ", ".join(change.switches)
+        raise UsageError(f"the {backend.name} backend has no {lacking} to deny NCCL: leave out --without")
+    for name in change.environment:
         if os.environ.get(name):
             raise UsageError(f"{name} is already set, so both arms would use it: unset it, or leave out --without")
     posts = {post for units in schedule.ranks for unit in units for post in unit.posts}
