@@ -92,7 +92,7 @@ def rich_run() -> Run:
     ]
     replayed = ReplayTrial(times, times, times, (1e-4,), 5, flags=(shared(0),))
     call = ReplayedCall("allreduce", 2**20, 2, 3, 1e-4)
-    run.sections["replays"] = [Replay("job.json", (0, 1), 2, (call,), recorded_seconds=1.0, trials=[replayed])]
+    run.sections["replays"] = [Replay("job.json", (0, 1), (call,), recorded_seconds=1.0, trials=[replayed])]
     run.ports_before = (NetworkPort("mlx5_0", 1, rate_gbits=400.0, counters={"symbol_error": 1}),)
     run.health_before = run.health_after = (Health(1980, 3201, 38, 90.5, ("SW power cap",), 0, 5, 0, 0, 0, 1),) * 4
     return run

@@ -212,7 +212,7 @@ def replay(job: Path, **values: Any) -> None:
 
     JOB is a file of 'collbench record' or 'collbench import'. One process for each GPU runs torch's NCCL. The page has
     the communication time of a step and the exposed part: the step's time minus that of the pauses alone. All data is
-    verified. On another number of GPUs, only calls that involve all ranks can be replayed.
+    verified.
 
     \b
     Examples:

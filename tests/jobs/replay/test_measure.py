@@ -69,7 +69,6 @@ def prepared(
     request = ReplayRequest(
         backend="cuda",
         job="job.json",
-        recorded_ranks=2,
         schedule=schedule_of(job),
         arms=(ArmChange(), ArmChange(("p2p",)))[: len(fakes)],
         trials=trials,

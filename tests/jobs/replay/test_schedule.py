@@ -17,7 +17,7 @@ from collbench.jobs.replay.schedule import Post, Schedule, schedule_of
 from collbench.model.errors import UsageError
 from collbench.model.units import DTYPE_BYTES
 from tests.jobs.made import stepped
-from tests.jobs.replay.made import data_parallel, job_of, jobs, pipeline, without_rank
+from tests.jobs.replay.made import data_parallel, job_of, jobs, without_rank
 
 SUM = Call("allreduce", 4096, 0, "float32", "sum")
 
@@ -182,36 +182,9 @@ def test_roots_and_peers_are_ranks_of_the_recorded_order() -> None:
     assert schedule.groups == ((0, 1),)
 
 
-@pytest.mark.parametrize(("ranks", "step"), [(2, 2), (3, 2), (2, 4), (8, 4)])
-def test_data_parallel_jobs_have_a_meaning_on_other_numbers_of_ranks(ranks: int, step: int) -> None:
-    schedule = schedule_of(data_parallel(step), ranks)
-    assert len(schedule.ranks) == ranks
-    assert schedule.groups == (tuple(range(ranks)),)
-    assert finishes(schedule)
-    assert (schedule.recorded_seconds is None) == (ranks != step)
-
-
-@pytest.mark.parametrize(
-    ("title", "job", "words"),
-    [
-        ("messages between ranks", pipeline(), "sends between single ranks"),
-        (
-            "a group of some",
-            job_of([(0, 1), (2, 3)], [[(replace(SUM, group=r // 2), False)] for r in range(4)]),
-            "all ranks",
-        ),
-        ("a root that is not there", job_of([range(4)], [[(Call("reduce", 64, 0, root=3), False)]] * 4), "root"),
-    ],
-)
-def test_others_have_none(title: str, job: Job, words: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        schedule_of(job, 3)
-    assert words in str(refused.value), title
-
-
-def test_a_message_is_whole_elements_and_equal_blocks_on_any_number_of_ranks() -> None:
+def test_a_message_is_whole_elements_and_equal_blocks() -> None:
     gather = Call("reducescatter", 1000, 0, "float32", "sum")
-    schedule = schedule_of(job_of([range(2)], [[(gather, False)]] * 2), 3)
+    schedule = schedule_of(job_of([range(3)], [[(gather, False)]] * 3))
     assert schedule.ranks[0][0].posts[0].size_bytes == 1008
 
 
@@ -262,7 +235,6 @@ def test_the_pauses_add_up_to_the_step_that_the_page_shows() -> None:
         pytest.approx([seconds / 2] * 2) for seconds in played
     ]
     assert schedule.recorded_step_seconds == pytest.approx(500e-6)
-    assert schedule_of(job, 3).recorded_step_seconds is None
 
 
 def test_repetitions_kept_whole_on_all_ranks_say_more_than_medians() -> None:

@@ -29,7 +29,6 @@ SIMULATED = ReplayRequest(
     seed=1,
     command=("replay",),
     job="job.json",
-    recorded_ranks=2,
     schedule=schedule_of(data_parallel(2)),
     arms=(ArmChange(),),
 )

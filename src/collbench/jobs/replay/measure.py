@@ -61,11 +61,10 @@ ReplayOpened = OpenWorkers["ReplayBackend"]
 class ReplayRequest(WorkersRequest):
     """What to replay: a schedule, once for each arm.
 
-    `job` is the name of the job's file, which has `recorded_ranks`.
+    `job` is the name of the job's file.
     """
 
     job: str
-    recorded_ranks: int
     schedule: Schedule
     arms: tuple[ArmChange, ...]
 
@@ -97,8 +96,7 @@ class ReplayRequest(WorkersRequest):
         if len(devices) == ranks or (self.devices is None and len(devices) > ranks):
             return devices[:ranks]
         raise UsageError(
-            f"the job has {amount(ranks, 'rank')} and {amount(len(devices), 'device')}: name one of --devices "
-            "per rank, or fewer if every group of the job has all ranks"
+            f"the job has {amount(ranks, 'rank')} and {amount(len(devices), 'device')}: name one of --devices per rank"
         )
 
     def measure(
@@ -118,7 +116,6 @@ class ReplayRequest(WorkersRequest):
             Replay(
                 job=self.job,
                 members=tuple(range(len(opened.devices))),
-                recorded_ranks=self.recorded_ranks,
                 calls=self.schedule.kinds,
                 without=arm.without,
                 recorded_seconds=self.schedule.recorded_seconds,
@@ -376,8 +373,7 @@ def request_of(
     """
     backend = resolved_backend(values["backend"], values["fabric"], notices)
     devices, change = values.get("devices"), values.get("without") or ArmChange()
-    ranks = None if devices is None else len([device for device in devices.split(",") if device.strip()])
-    schedule = schedule_of(job, ranks)
+    schedule = schedule_of(job)
     backend_capabilities = capabilities(backend)
     _check_backend(backend_capabilities, change, schedule)
     for doubt in filter(None, (job.steps.reservation, job.steps.why)):
@@ -389,7 +385,6 @@ def request_of(
     return ReplayRequest(
         backend=backend,
         job=name,
-        recorded_ranks=job.world_size,
         schedule=schedule,
         arms=(ArmChange(), change) if change.switches else (change,),
         trials=values.get("trials") or (_CORE_TRIALS if backend_capabilities.cores else _GPU_TRIALS),

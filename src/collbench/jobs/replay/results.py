@@ -43,10 +43,9 @@ class Replay:
 
     job: str  # its file's name
     members: tuple[int, ...]  # positions: the job's rank r ran on members[r]
-    recorded_ranks: Ordinal
     calls: tuple[ReplayedCall, ...]
     without: tuple[str, ...] = ()  # what NCCL went without ("p2p")
-    # The job's own communication a step, as in ReplayTrial; None if unknown, or of another number of ranks.
+    # The job's own communication a step, as in ReplayTrial; None if unknown.
     recorded_seconds: Amount | None = None
     recorded_step_seconds: Positive | None = None  # of the job's slowest rank, as its page has it; None likewise
     trials: list[ReplayTrial] = field(default_factory=list)

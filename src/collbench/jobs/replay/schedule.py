@@ -29,9 +29,9 @@ _SIGNED = {"uint32": "int32", "uint64": "int64"}
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One call of a rank in the replay. `size_bytes` is a whole number of elements, and of blocks if blocks are shared.
+    """One call of a rank. `size_bytes` is a whole number of elements, and of blocks if blocks are shared.
 
-    `operation` is a collective's value or a PointToPoint's. `root` and `peer` are ranks of the replay.
+    `operation` is a collective's value or a PointToPoint's. `root` and `peer` are ranks of the job.
     """
 
     operation: str
@@ -82,7 +82,7 @@ class Unit:
 class Schedule:
     """A step of all ranks: `ranks[r]` are rank r's units, after which it pauses for `rests[r]` seconds.
 
-    `groups` are ranks of the replay, ascending. `kinds[meetings[m]]` is the kind of call of meeting m. `assumed` says
+    `groups` are ranks, ascending. `kinds[meetings[m]]` is the kind of call of meeting m. `assumed` says
     what is replayed because the recording lacks something.
     """
 
@@ -134,27 +134,18 @@ class ReplayTimes:
     queued: bool = True
 
 
-def schedule_of(job: Job, ranks: int | None = None) -> Schedule:
-    """Return what each of `ranks` ranks does in a step, by default as many as recorded.
-
-    Raises UsageError for what cannot be replayed.
-    """
+def schedule_of(job: Job) -> Schedule:
+    """Return what each rank does in a step. Raises UsageError for what cannot be replayed."""
     _check_whole(job)
     by_rank = sorted(job.ranks, key=lambda rank: rank.rank)
     phases = [_step_of(rank) for rank in by_rank]
     repetitions = common(job)
     steps = [step_seconds(phase, repetitions) for phase in phases]
-    wanted = job.world_size if ranks is None else ranks
-    if wanted < 2:
-        raise UsageError("a replay needs two or more ranks: name more --devices")
-    if wanted != job.world_size:
-        _check_scales(job, phases, wanted)
-    own = [rank % job.world_size for rank in range(wanted)]
-    made = [_units(job, rank, phases[at], steps[at], wanted) for rank, at in enumerate(own)]
+    made = [_units(job, rank, *of_rank) for rank, of_rank in enumerate(zip(phases, steps, strict=True))]
     used = sorted({unit.group for own, _ in made for unit in own})
     if not used:
         raise UsageError("the step sends nothing between two ranks: there is nothing to replay")
-    groups = tuple(_members(job, group, wanted) for group in used)
+    groups = tuple(_members(job, group) for group in used)
     units = [[replace(unit, group=used.index(unit.group)) for unit in own] for own, _ in made]
     meetings = [meeting for group, members in enumerate(groups) for meeting in _Streams(group, members, units).met()]
     meeting_of = {pair: number for number, pairs in enumerate(meetings) for pair in pairs}
@@ -162,8 +153,7 @@ def schedule_of(job: Job, ranks: int | None = None) -> Schedule:
         tuple(replace(unit, meeting=meeting_of[rank, number]) for number, unit in enumerate(own))
         for rank, own in enumerate(units)
     )
-    same = wanted == job.world_size
-    recorded = _recorded(job, meetings, units) if same else [None] * len(meetings)
+    recorded = _recorded(job, meetings, units)
     kinds, which = _kinds(meetings, scheduled, recorded)
     totals = [[recorded[unit.meeting] for unit in own] for own in scheduled]
     known = all(seconds is not None for own in totals for seconds in own)
@@ -174,7 +164,7 @@ def schedule_of(job: Job, ranks: int | None = None) -> Schedule:
         meetings=which,
         kinds=kinds,
         recorded_seconds=max(sum(filter(None, own)) for own in totals) if known else None,
-        recorded_step_seconds=max(filter(None, steps)) if same and all(steps) else None,
+        recorded_step_seconds=max(filter(None, steps)) if all(steps) else None,
         assumed=tuple(_assumed(job, phases)),
     )
 
@@ -202,31 +192,14 @@ def _step_of(rank: JobRank) -> Phase:
     return rank.step
 
 
-def _check_scales(job: Job, phases: Sequence[Phase], ranks: int) -> None:
-    """Raise UsageError unless all ranks do the same with all others, so that another number of ranks is meaningful."""
-    why = ""
-    calls = [job.called(phase) for phase in phases]
-    sent = [call for call in calls[0] if job.groups[call.group].size > 1]
-    if any(call.collective is None for call in sent):
-        why = "it sends between single ranks"
-    elif any(job.groups[call.group].size != job.world_size for own in calls for call in own if _shared(job, call)):
-        why = "not all of its groups hold all ranks"
-    elif any(own != calls[0] for own in calls):
-        why = "its ranks do not make the same calls"
-    elif any(call.root is not None and call.root >= ranks for call in sent):
-        why = "its root is not one of its ranks"
-    if why:
-        raise UsageError(f"the job has {job.world_size} ranks and cannot be replayed on {ranks}: {why}")
-
-
 def _shared(job: Job, call: Call) -> bool:
     return job.groups[call.group].size > 1
 
 
-def _members(job: Job, group: int, ranks: int) -> tuple[int, ...]:
+def _members(job: Job, group: int) -> tuple[int, ...]:
     members = job.groups[group]
     if members.size == job.world_size:
-        return tuple(range(ranks))
+        return tuple(range(job.world_size))
     if not members.ranks:
         raise UsageError(
             f"the recording does not say which {members.size} ranks are in a group: record the job with the plugin"
@@ -251,7 +224,7 @@ def _assumed(job: Job, phases: Sequence[Phase]) -> Iterator[str]:
 # From positions to units.
 
 
-def _units(job: Job, rank: int, phase: Phase, step: float | None, ranks: int) -> tuple[list[Unit], float]:
+def _units(job: Job, rank: int, phase: Phase, step: float | None) -> tuple[list[Unit], float]:
     """Return a rank's units, whose pauses add up to its step in the job, and the pause at the end.
 
     Calls of one NCCL group are one unit for each communicator, as torch batches them.
@@ -265,7 +238,7 @@ def _units(job: Job, rank: int, phase: Phase, step: float | None, ranks: int) ->
             if _shared(job, call) and call.size_bytes:  # other calls take no time: only their pauses are kept
                 by_group.setdefault(call.group, []).append(at)
         for group, own in by_group.items():
-            members = _members(job, group, ranks)
+            members = _members(job, group)
             if rank not in members:
                 raise UsageError(f"rank {rank} calls a group that it is not in: {', '.join(map(str, members))}")
             posts = [post for at in own for post in _posts(job, job.calls[phase.positions[at].call], members, rank)]

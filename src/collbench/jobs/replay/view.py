@@ -258,7 +258,6 @@ _FIGURES = (
 COLUMNS = (
     Column("job", Type.TEXT, "the recorded job's file"),
     Column("world_size", Type.WHOLE, "ranks of the replay, one process for each device"),
-    Column("recorded_ranks", Type.WHOLE, "ranks of the job"),
     Column("members", Type.TEXT, "the devices in rank order, comma-separated: GPU0,GPU1"),
     Column("without", Type.TEXT, "what NCCL was denied: p2p, nvlink, shm or ib, comma-separated; empty for nothing"),
     Column("operation", Type.TEXT, "a collective, p2p for sends and receives, or mixed"),
@@ -287,7 +286,7 @@ def rows(run: Run) -> Iterator[Row]:
         row: Row = {
             **devices_of(run, arm.members),
             **outcome_of(run, arm.trials, arm.failure),
-            **picked(arm, "job", "recorded_ranks", "recorded_step_seconds", "wrong"),
+            **picked(arm, "job", "recorded_step_seconds", "wrong"),
             "world_size": len(arm.members),
             "without": ",".join(arm.without) or None,
             "recorded_communication_seconds": arm.recorded_seconds,
