@@ -466,8 +466,8 @@ def _rank_row(
 def _busy(phase: Phase, own: Values, repetitions: Sequence[int], lasted: Values) -> Values:
     """Return how long kernels of communication ran in each repetition: their union where all beginnings are known.
 
-    Where the source has all that ran on the GPU, those of occasional calls are in it. Without beginnings it is the sum,
-    at most the step, because kernels of several groups may overlap.
+    Where the source has all that ran on the GPU, calls between steps are in it. Without beginnings it is the sum, at
+    most the step, because kernels of several groups may overlap.
     """
     sums = kernels(phase, own)
     passed = {sample.repetition: sample.gpu_time for sample in phase.samples}

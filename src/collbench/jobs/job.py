@@ -210,16 +210,6 @@ class JobRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Occasional:
-    """Calls that came between steps: the first of them, how many, how often, and after how many steps each time."""
-
-    call: int  # in Job.calls
-    calls: Ordinal
-    times: Ordinal
-    every: Count = 0  # 0: irregularly, or once
-
-
-@dataclass(frozen=True, slots=True)
 class Steps:
     """How the steps were found, and what they cover: shares of the calls and of their bytes, of all ranks.
 
@@ -232,7 +222,6 @@ class Steps:
     why: str = ""
     calls: Share = 0.0
     size_bytes: Share = 0.0
-    occasional: tuple[Occasional, ...] = ()  # of the first rank
 
     @property
     def reservation(self) -> str:

@@ -63,8 +63,6 @@ def _check(job: Job) -> None:
         for phase in (*rank.phases, *([rank.step] if rank.step else [])):
             _check_phase(phase, len(job.calls), f"rank {rank.rank}")
         _check_order(rank)
-    if any(not 0 <= occasional.call < len(job.calls) for occasional in job.steps.occasional):
-        raise ValueError("job.steps has an occasional call that the job's table lacks")
 
 
 def _check_call(call: Call, groups: tuple[Group, ...], where: str) -> None:

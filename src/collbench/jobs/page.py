@@ -11,7 +11,7 @@ from rich.text import Text
 
 from collbench.jobs.calls import LateRank, RankRow, Report, Row, busbw_gbs
 from collbench.jobs.exposed import Exposure
-from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, StepSource, Unknown
+from collbench.jobs.job import Call, Ending, Job, Library, Source, StepSource, Unknown
 from collbench.model.run import tags
 from collbench.model.units import amount, capped, figure, fixed, format_message_size
 from collbench.model.values import one_line
@@ -250,12 +250,6 @@ def dominant(report: Report) -> str | None:
 def as_json(report: Report) -> dict[str, Any]:
     """Return the report as JSON: seconds, bytes and GB/s, null where unknown (docs/job-page.md)."""
     job, steps = report.job, report.job.steps
-    between = [
-        picked(job.calls[occasional.call], "operation", "size_bytes")
-        | picked(occasional, "calls", "times")
-        | {"every_steps": occasional.every or None}
-        for occasional in steps.occasional
-    ]
     return {
         "job": picked(job, "source", "started", "world_size", "unknown")
         | {"recorded_ranks": [rank.rank for rank in job.ranks]},
@@ -265,7 +259,6 @@ def as_json(report: Report) -> dict[str, Any]:
             "why": steps.why or None,
             "calls_share": steps.calls,
             "bytes_share": steps.size_bytes,
-            "between": between,
         },
         "rank": report.rank,
         "repetitions": report.phase.repetitions,
@@ -475,8 +468,6 @@ def _about_step(report: Report) -> Iterator[str]:
         yield f"step      {_FOUND[job.steps.source]}; it covers {job.steps.shares}{doubt}"
     else:
         yield f"step      {_MARK.get(job.source, '')}{_HOW}"
-    for occasional in job.steps.occasional[:_FEW_LATE]:
-        yield f"between   {occasional_text(job, occasional)}"
     if any(position.sizes for position in report.phase.positions):
         yield "sizes     change from step to step: those of the step with the median number of bytes are shown"
 
@@ -515,15 +506,6 @@ def _limits(report: Report) -> Iterator[str]:
             continue  # of calls that are not in the step
         graphs = lacking is Unknown.GRAPH_REPLAYS and not any(call.captured for call in job.calls)
         yield f"unknown   {_UNSEEN_GRAPHS if graphs else _LACKS[lacking]}"
-
-
-def occasional_text(job: Job, occasional: Occasional) -> str:
-    """Return what came between steps, and how often."""
-    call = job.calls[occasional.call]
-    more = f" and {occasional.calls - 1} more" if occasional.calls > 1 else ""
-    often = f"after every {occasional.every} steps" if occasional.every > 1 else "between steps"
-    known = f" of {format_message_size(call.size_bytes)}" if call.size_bytes else ""
-    return f"{call.operation}{known}{more} {often}, {amount(occasional.times, 'time')}"
 
 
 def _incomplete(report: Report) -> Iterator[str]:

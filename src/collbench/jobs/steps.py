@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise
 from typing import Any
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from collbench.jobs.job import (
     Job,
     JobRank,
-    Occasional,
     Phase,
     PointToPoint,
     Position,
@@ -529,7 +528,7 @@ def _given(rank: _Unrolled, calls: int) -> Places:
 def _rows(rank: _Unrolled, bounds: Places) -> tuple[list[int], Places]:
     """Return which parts between bounds are steps, and their units, shape (steps, units).
 
-    A step has the kinds that are most usual between two bounds, in order. What else is there is occasional; where these
+    A step has the kinds that are most usual between two bounds, in order. Other calls may be among them; where these
     are not all there, there is no step.
     """
     parts = [range(start, end) for start, end in pairwise(bounds.tolist())]
@@ -592,12 +591,10 @@ def _with_steps(job: Job, ranks: Mapping[int, _Unrolled], rows: Mapping[int, Pla
     inside = {number: _calls(ranks[number], own.ravel()) for number, own in rows.items()}
     asked = {number: _to_cover(ranks[number], own) for number, own in inside.items()}
     covered, sent = (sum(int(sizes[number][own].sum()) for number, own in of.items()) for of in (inside, asked))
-    first = min(rows)
     steps = replace(
         steps,
         calls=sum(map(len, inside.values())) / sum(map(len, asked.values())),
         size_bytes=covered / sent if sent else 1.0,
-        occasional=tuple(_occasional(ranks[first], rows[first])),
     )
     return replace(job, steps=steps, ranks=tuple(made))
 
@@ -623,27 +620,6 @@ def _before(rank: JobRank, unrolled: _Unrolled, unit: int) -> int:
     passed = int(unrolled.left[: unit + 1].sum())
     heads = (at for at, position in enumerate(rank.positions()) if not position.together)
     return next(islice(heads, passed + unit, None), rank.calls) if passed else int(unrolled.first[unit])
-
-
-def _occasional(rank: _Unrolled, rows: Places) -> Iterator[Occasional]:
-    """Yield what comes between the steps, the most frequent first."""
-    inside = set(rows.ravel().tolist())
-    starts = rows[:, 0]
-    seen: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    between: list[int] = []
-    for unit in range(int(starts[0]), len(rank.first) + 1):
-        if unit < len(rank.first) and unit not in inside:
-            between.append(unit)
-        elif between:
-            seen[tuple(rank.kinds[between].tolist())].append(between[0])
-            between = []
-    for run, places in sorted(seen.items(), key=lambda item: -len(item[1]))[:8]:
-        after = np.searchsorted(starts, places, side="right")
-        gaps = Counter(np.diff(after).tolist())
-        every, times = gaps.most_common(1)[0] if gaps else (0, 0)
-        yield Occasional(
-            int(rank.calls[rank.first[places[0]]]), len(run), len(places), every if times * 2 > len(places) - 1 else 0
-        )
 
 
 def _phase(rank: _Unrolled, rows: Places, kept: Mapping[int, int], usual: int, numbers: Places, sizes: Any) -> Phase:
