@@ -251,7 +251,6 @@ COMMANDS = {
     "report-compared": "report again-4.json slow-4.json -o report.html",
     "report-throttled": "report throttled-8.json allreduce-8.json -o report.html",
     "report-overlap": "report overlap-4.json -o report.html",
-    "report-job": "report ddp-job.json h200x4-allreduce.json -o report.html",
     # Jobs.
     "predict": "predict h200x4.json --params 124M",
     "predict-fsdp": "predict pairs-8.json allreduce-8.json --params 7B --layers 32 --strategy fsdp --dtype fp32",

@@ -17,7 +17,7 @@ from collbench.jobs import job_file, perfetto
 from collbench.jobs.calls import matched, report
 from collbench.jobs.exposed import Timeline, pieces
 from collbench.jobs.job import GpuTime, Job, StepSource, Unknown, check_sent_again
-from collbench.jobs.page import answers, as_json, exposed_text, headline, html_page, remarks
+from collbench.jobs.page import answers, as_json, exposed_text, headline, remarks
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse
 from collbench.jobs.traces.trace import Trace
@@ -123,7 +123,6 @@ def test_the_page_says_it_first_and_adds_up() -> None:
         "0; 0.01 ms of the compute hides communication)"
     )
     assert answers(own) == [exposed_text(own), headline(own)]
-    assert exposed_text(own) in html_page(own, "job.json", "1")
     (gpu,) = as_json(own)["gpu"]
     parts = sum(gpu[f"{part}_seconds"] for part in ("compute", "exposed", "copies", "idle"))
     assert gpu["step_seconds"] == pytest.approx(parts) == pytest.approx(1e-4)

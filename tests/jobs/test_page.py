@@ -37,4 +37,3 @@ def test_random_jobs_are_shown_short_and_whole(job: Job) -> None:
             assert len(lines) <= LINES, "\n".join(lines)
             assert max(map(len, lines)) <= COLUMNS, "\n".join(lines)
     json.dumps(pages.as_json(job_report), allow_nan=False)
-    pages.html_page(job_report, "job.json", "1")

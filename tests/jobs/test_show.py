@@ -78,7 +78,7 @@ def test_pages_of_large_and_unusual_jobs_stay_short(
         (("show", "job.json", "--rank", "9"), "--rank 9 is not one of the job's 2 ranks"),
         (("show", "job.json", "--operation", "allreduce"), "is a recorded job"),
         (("show", "run.json", "--rank", "0"), "for a recorded job"),
-        (("report", "run.json", "job.json"), "name it first"),
+        (("report", "run.json", "job.json"), "a recorded job has no HTML page: 'collbench show' prints it"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -362,8 +362,3 @@ def export(file: Path, output_format: str) -> str:
     raise UsageError(
         f"{one_line(str(file))} is {NAME}, and --format {output_format} is for a run: the file is JSON already"
     )
-
-
-def html(_files: Sequence[Path]) -> str:
-    """Raise UsageError: an ablation has no page in HTML."""
-    raise UsageError(f"{NAME} has no HTML page: 'collbench show' prints it")

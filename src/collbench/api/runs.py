@@ -227,7 +227,6 @@ class FileKind(Protocol):
     load: Callable[[Path], object]
     show: Callable[..., None]  # prints it
     export: Callable[[Path, str], str]  # the text of --format. Raises UsageError for one that it does not have
-    html: Callable[[Sequence[Path]], str]  # its page; runs may follow. Raises UsageError for anything else
 
 
 def format_of(path: Path) -> str:

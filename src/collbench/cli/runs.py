@@ -225,7 +225,7 @@ _SUFFIXES = (".html", ".htm")
 _REPORTING = "write the report as"
 
 
-@click.command(epilog=_EPILOGS.get("report"))
+@click.command()
 @options.run_files
 @option("-o, --output FILE", "Write it to this file.  [default: the first run's name, .html]", options.OUTPUT)
 @options.force
@@ -245,8 +245,7 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     path = Path(f"{run_files[0].stem or 'report'}.html") if output is None else output
     _check(path, run_files, force=force)
     if kind := next(filter(None, map(saved.file_kind, run_files)), None):
-        _save(kind.html(run_files), path, force=force)
-        return
+        raise UsageError(f"{kind.NAME} has no HTML page: 'collbench show' prints it")
     runs = [load(file) for file in run_files]
     from collbench.report.html.content import content  # late: numpy, jinja2
     from collbench.report.html.page import render

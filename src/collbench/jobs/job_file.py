@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from collbench import __version__
-from collbench.api.runs import MAX_BYTES, format_of, load_named
+from collbench.api.runs import MAX_BYTES, load_named
 from collbench.jobs.job import JOB, Call, Group, Job, JobRank, Phase
 from collbench.model.errors import UsageError
 from collbench.model.values import one_line
@@ -125,14 +123,3 @@ def export(file: Path, output_format: str) -> str:
     if output_format != "perfetto":
         raise UsageError(f"{one_line(str(file))} is a recorded job: export it with --format perfetto")
     return perfetto.as_json(load(file))
-
-
-def html(files: Sequence[Path]) -> str:
-    """Return the page of a recorded job, against runs that are named after it. Raises UsageError for two jobs."""
-    from collbench.jobs import api as jobs
-    from collbench.jobs.page import html_page
-
-    if any(format_of(file) == JOB for file in files[1:]):
-        raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")
-    job_report = jobs.report(load(files[0]), runs=load_named(files[1:]), name=one_line(str(files[0])))
-    return html_page(job_report, one_line(files[0].name), __version__)

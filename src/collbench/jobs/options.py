@@ -32,11 +32,6 @@ EPILOGS = {
     \b
       collbench export job.json --format perfetto -o trace.json
     """,
-    "report": """Of a recorded job, with runs of its links:
-
-    \b
-      collbench report job.json run.json
-    """,
 }
 FORMATS = ("perfetto",)  # of `export`
 NO_FORMAT_OF_A_RUN = "--format perfetto is for a recorded job"

@@ -1,10 +1,9 @@
-"""The pages of a recorded job, in text and HTML: its step as a table, waiting against transfer, late ranks."""
+"""The page of a recorded job: its step as a table, waiting against transfer, late ranks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.text import Text
@@ -15,7 +14,7 @@ from collbench.jobs.job import Call, Ending, Job, Library, Source, StepSource, U
 from collbench.model.run import tags
 from collbench.model.units import amount, capped, figure, fixed, format_message_size
 from collbench.model.values import one_line
-from collbench.report.text.layout import Block, Lines, Table, both, more, only, prose, short, table, whole
+from collbench.report.text.layout import Block, Lines, Table, both, more, prose, short, table, whole
 from collbench.runfile.codec import picked, plain
 
 if TYPE_CHECKING:
@@ -73,20 +72,6 @@ def page(report: Report) -> Iterator[Block]:
     yield from whole("tables", *more(len(report.rows) - _MAX_ROWS, " rows: --json has all"))
     yield from _ranks(report)
     yield from both("tails", Lines("\n" + "\n".join(remarks(report))))
-
-
-def html_page(report: Report, name: str, version: str) -> str:
-    """Return the HTML page: the answer, the facts and the tables of the text page; `name` is the job's file."""
-    from collbench.report.html.page import Panel, render  # late: jinja2
-
-    content = {
-        "title": name,
-        "version": version,
-        "answers": answers(report),
-        "facts": Panel([Lines("\n".join([*origin(report), *remarks(report)]))]),
-        "tables": Panel([*only(page(report), "tables")]),
-    }
-    return render(content, resources.files("collbench.jobs").joinpath("job.html").read_text(encoding="utf-8"))
 
 
 def _caption(report: Report) -> str:

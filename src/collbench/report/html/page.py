@@ -58,11 +58,8 @@ def _kind(part: Part) -> dict[str, Any]:
     return {"lined" if "\n" in text else "head" if heads else "text": text}
 
 
-def render(content: Mapping[str, Any], template: str = "") -> str:
-    """Return the page as text, from what `content.content` returns.
-
-    An annex gives a `template` and content of its own, whose parts it draws in the same style, without script.
-    """
+def render(content: Mapping[str, Any]) -> str:
+    """Return the page as text, from what `content.content` returns."""
     loader = PackageLoader("collbench.report.html", "pieces")
     environment = Environment(
         loader=loader,
@@ -77,9 +74,8 @@ def render(content: Mapping[str, Any], template: str = "") -> str:
         "".join(loader.get_source(environment, name)[0] for name in names) for names in (_STYLES, _SCRIPTS)
     )
     # One scope, so that nothing becomes a global name.
-    script = "" if template else f'(() => {{\n"use strict";\n{script}}})();\n'
-    drawn = environment.from_string(template) if template else environment.get_template("page.html")
-    return drawn.render(
+    script = f'(() => {{\n"use strict";\n{script}}})();\n'
+    return environment.get_template("page.html").render(
         content,
         policy=_policy(script, style),
         style=Markup(style),  # noqa: S704  # our own file, not a machine's words
