@@ -11,7 +11,7 @@ nodes or more are slow, the median node is no reference: then they are ratios to
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -106,16 +106,18 @@ def fit(seen: Sequence[Observation], levels: Sequence[Level] = (), hiding: Seque
     nodes, index_of = len(present), {node: index for index, node in enumerate(present)}
     levels = [tuple(tuple(index_of[node] for node in members) for members in level) for level in levels]
     hiding = [tuple(index_of[node] for node in members) for members in hiding]
-    pairs = _pairs(seen, index_of)
-    rounds = np.array([len(pair.logs) for pair in pairs])
-    within = trial_noise(pair.logs for pair in pairs) ** 2
-    design = _design(pairs, nodes, levels, hiding)
+    # The log bandwidth of each round of each pair, by the nodes' indices.
+    pairs = grouped((tuple(index_of[node] for node in observed.pair), math.log(observed.gbs)) for observed in seen)
+    ends, means = np.array([*pairs]), np.array([fmean(logs) for logs in pairs.values()])
+    rounds = np.array([len(logs) for logs in pairs.values()])
+    within = trial_noise(pairs.values()) ** 2
+    design = _design(ends, means, nodes, levels, hiding)
     fitted = design.solution(np.ones(len(pairs)), within / rounds)
-    bottlenecks = _bottlenecks(pairs, nodes, math.sqrt(within))
+    bottlenecks = _bottlenecks(ends, means, nodes, math.sqrt(within))
     low = design.relative(fitted.values) if bottlenecks is None else bottlenecks
     robust = bottlenecks is None  # otherwise every pair fits, and the few fast ones, which matter, would be outliers
     if low.min() < -DELTA:
-        design = _design(pairs, nodes, levels, hiding, low)
+        design = _design(ends, means, nodes, levels, hiding, low)
         fitted = design.solution(np.ones(len(pairs)), within / rounds, robust=robust)
     noise = float(np.mean(within / rounds))
     between = max(_MIN_BETWEEN, fitted.sigma**2 - noise)
@@ -135,24 +137,7 @@ def measured_nodes(seen: Iterable[Observation]) -> Members:
     return tuple(sorted({node for observed in seen for node in observed.pair}))
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """A pair of measured nodes by index, with the log bandwidth of each of its rounds."""
-
-    first: int
-    second: int
-    logs: tuple[float, ...]
-
-
-def _pairs(seen: Iterable[Observation], index_of: Mapping[int, int]) -> tuple[_Pair, ...]:
-    rounds: dict[Pair, list[float]] = defaultdict(list)
-    for observed in seen:
-        first, second = observed.pair
-        rounds[index_of[first], index_of[second]].append(math.log(observed.gbs))
-    return tuple(_Pair(*pair, tuple(logs)) for pair, logs in rounds.items())
-
-
-def _bottlenecks(pairs: Sequence[_Pair], nodes: int, noise: float) -> _Array | None:
+def _bottlenecks(ends: _Indices, means: _Array, nodes: int, noise: float) -> _Array | None:
     """Return the nodes' effects against the fast nodes if at most half of them are fast.
 
     Then a node is as fast as its fastest pair, and a pair as its slower node. None if more nodes are fast, so that the
@@ -160,10 +145,8 @@ def _bottlenecks(pairs: Sequence[_Pair], nodes: int, noise: float) -> _Array | N
     """
     tolerance = _BOTTLENECK_SIGMAS * max(noise, _NOMINAL_NOISE)
     reached = np.full(nodes, -np.inf)
-    for pair in pairs:
-        for node in (pair.first, pair.second):
-            reached[node] = max(reached[node], fmean(pair.logs))
-    if any(min(reached[pair.first], reached[pair.second]) - fmean(pair.logs) > tolerance for pair in pairs):
+    np.maximum.at(reached, ends, means[:, None])
+    if (reached[ends].min(axis=1) - means > tolerance).any():
         return None
     fast = reached > reached.max() - tolerance
     if 2 * fast.sum() > nodes or np.isinf(reached).any():
@@ -171,15 +154,15 @@ def _bottlenecks(pairs: Sequence[_Pair], nodes: int, noise: float) -> _Array | N
     return np.where(fast, 0.0, reached - np.median(reached[fast]))
 
 
-def _parts(pairs: Sequence[_Pair], effects: _Array) -> _Array:
+def _parts(ends: _Indices, effects: _Array) -> _Array:
     """Return how much of each end's effect a pair shows: all of it, but of two low ends the lower one's.
 
     If both ends are about as low (`ALIKE`), they share the effect: which of them is lower is noise.
     """
-    ends = np.array([(effects[pair.first], effects[pair.second]) for pair in pairs])
-    both_low = (ends < -DELTA).all(axis=1, keepdims=True)
-    alike = ends.max(axis=1, keepdims=True) < ALIKE * ends.min(axis=1, keepdims=True)
-    lower = (ends == ends.min(axis=1, keepdims=True)).astype(float)
+    both = effects[ends]
+    both_low = (both < -DELTA).all(axis=1, keepdims=True)
+    alike = both.max(axis=1, keepdims=True) < ALIKE * both.min(axis=1, keepdims=True)
+    lower = (both == both.min(axis=1, keepdims=True)).astype(float)
     return np.where(both_low, np.where(alike, 0.5, lower), 1.0)
 
 
@@ -197,15 +180,14 @@ class _Block:
 class _Design:
     """How pairs depend on the unknowns: typical, nodes, and of each level across and its switches."""
 
-    pairs: Sequence[_Pair]
+    means: _Array  # of each pair's rounds
     blocks: Sequence[_Block]
 
     def solution(self, counts: _Array, variances: _Array, *, robust: bool = True) -> _Solution:
         """Return what the pairs' means show; rounds alone explain `variances` of these."""
-        means = np.array([fmean(pair.logs) for pair in self.pairs])
         scatter = math.sqrt(float(np.mean(counts * (DELTA**2 + variances))))
         dense = np.hstack([block.design for block in self.blocks])
-        return _solve(dense, self._held(), means, counts, scatter, robust=robust)
+        return _solve(dense, self._held(), self.means, counts, scatter, robust=robust)
 
     def _held(self) -> _Array:
         """Return the constraints that pairs leave open, as rows: centered effects add up to 0."""
@@ -259,7 +241,8 @@ def _median_error(errors: _Array) -> float:
 
 
 def _design(
-    pairs: Sequence[_Pair],
+    ends: _Indices,
+    means: _Array,
     nodes: int,
     levels: Sequence[Level],
     hiding: Sequence[Members],
@@ -270,20 +253,20 @@ def _design(
     Effects of nodes add up to 0: of all, or once they are known of those that are not low. A pair that leaves a
     `hiding` switch shows nothing of its nodes.
     """
-    parts = np.ones((len(pairs), 2)) if before is None else _parts(pairs, before)
-    first, second = np.array([pair.first for pair in pairs]), np.array([pair.second for pair in pairs])
+    parts = np.ones(ends.shape) if before is None else _parts(ends, before)
+    first, second = ends.T
     switches = []
     for level in levels:
         switch_of = np.full(nodes, len(level))
         for number, members in enumerate(level):
             switch_of[list(members)] = number
         switches += _level_blocks(len(level), switch_of[first], switch_of[second])
-    shown = np.ones((len(pairs), 1))
+    shown = np.ones((len(ends), 1))
     for members in hiding:
         shown[np.isin(first, members) != np.isin(second, members)] = 0.0
     effects = np.eye(nodes)[first] * parts[:, :1] + np.eye(nodes)[second] * parts[:, 1:]
     steady = np.ones(nodes) if before is None else np.where(before > -DELTA, 1.0, 0.0)
-    return _Design(pairs, [_Block(np.ones((len(pairs), 1))), _Block(effects * shown, steady), *switches])
+    return _Design(means, [_Block(np.ones((len(ends), 1))), _Block(effects * shown, steady), *switches])
 
 
 def _level_blocks(switches: int, first: _Indices, second: _Indices) -> list[_Block]:
