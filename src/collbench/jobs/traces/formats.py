@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from collbench import untrusted
-from collbench.jobs.job import JOB, Source
+from collbench.jobs.job import JOB
 from collbench.jobs.traces import content
 from collbench.jobs.traces.content import Unreadable
 from collbench.jobs.traces.kineto import KinetoReader
@@ -19,26 +18,10 @@ from collbench.jobs.traces.trace import Trace
 from collbench.model.errors import RunFileError
 from collbench.model.values import one_line
 
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One format. Its elements stand in the list `elements`; `marks` are what such a file contains in its first MiB."""
-
-    title: str
-    reader: type[KinetoReader | FlightRecorderReader | ExecutionTraceReader]
-    elements: str
-    marks: tuple[bytes, ...]
-
-
-FORMATS = {
-    Source.KINETO: Format("a trace of torch.profiler", KinetoReader, "traceEvents", (b'"traceEvents"',)),
-    Source.FLIGHT_RECORDER: Format(
-        "a dump of torch's Flight Recorder", FlightRecorderReader, "entries", (b"entries", b"pg_config")
-    ),
-    Source.EXECUTION_TRACE: Format(
-        "an execution trace of torch's ExecutionTraceObserver", ExecutionTraceReader, "nodes", (b'"nodes"', b'"schema"')
-    ),
-}
+# Each has its `title`, the name `elements` of the list in which its elements stand, and `marks`, which such a file
+# contains in its first MiB.
+Reader: TypeAlias = KinetoReader | FlightRecorderReader | ExecutionTraceReader
+READERS: tuple[type[Reader], ...] = (KinetoReader, FlightRecorderReader, ExecutionTraceReader)
 
 
 def read(paths: Sequence[Path]) -> list[Trace]:
@@ -71,37 +54,33 @@ def title_of(path: Path) -> str:
             head = untrusted.unpacked(stream, os.fstat(stream.fileno()).st_size, content.MAX_BYTES).peek()
     except (OSError, Unreadable):
         return ""
-    return next((known.title for known in FORMATS.values() if all(mark in head for mark in known.marks)), "")
+    return next((known.title for known in READERS if all(mark in head for mark in known.marks)), "")
 
 
 def parse(file: IO[bytes], name: str, size: int = 0) -> Trace:
     """Return the trace in a file of `size` bytes; its name may say the rank. Raises Unreadable, worded by read()."""
     stream = untrusted.unpacked(file, size, content.MAX_BYTES)
     head = stream.peek()
-    readers = {source: known.reader(_rank_in(name)) for source, known in FORMATS.items()}
+    readers: dict[str, Reader] = {known.elements: known(_rank_in(name)) for known in READERS}
     if not head:
         raise Unreadable("it is empty")
     if head[:1].isspace() or head[:1] in (b"{", b"[", b"\xef"):
-        fields = content.read_json(stream, {FORMATS[source].elements: reader.add for source, reader in readers.items()})
+        fields = content.read_json(stream, {elements: reader.add for elements, reader in readers.items()})
     else:
         fields = content.fields(content.read_pickle(stream))
-        for entry in content.items(fields.get("entries")):
-            readers[Source.FLIGHT_RECORDER].add(entry)
-    if (found := _kind(fields)) is not None:
-        return readers[found].trace(fields)
+        for entry in content.items(fields.get(FlightRecorderReader.elements)):
+            readers[FlightRecorderReader.elements].add(entry)
+    for elements, reader in readers.items():
+        if isinstance(fields.get(elements), list) and _has_calls(reader, fields):
+            return reader.trace(fields)
     if fields.get("format") == JOB:
         raise Unreadable("it is a recorded job already, which show, replay and predict read")
-    raise Unreadable("it is not a trace of a known format: " + ", ".join(known.title for known in FORMATS.values()))
+    raise Unreadable("it is not a trace of a known format: " + ", ".join(known.title for known in READERS))
 
 
-def _kind(fields: dict[Any, Any]) -> Source | None:
-    """Return the format of a file with these fields; None of any other."""
-    for source, known in FORMATS.items():
-        if isinstance(fields.get(known.elements), list) and (
-            source is not Source.EXECUTION_TRACE or content.text(fields.get("schema"))[:2] == "1."
-        ):
-            return source
-    return None
+def _has_calls(reader: Reader, fields: dict[Any, Any]) -> bool:
+    """Return False of other files with nodes than an execution trace."""
+    return not isinstance(reader, ExecutionTraceReader) or content.text(fields.get("schema"))[:2] == "1."
 
 
 def _rank_in(name: str) -> int | None:

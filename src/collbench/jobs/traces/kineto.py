@@ -57,6 +57,9 @@ class _Span:
 class KinetoReader:
     """Makes the trace of one rank of a trace's events."""
 
+    title = "a trace of torch.profiler"
+    elements, marks = "traceEvents", (b'"traceEvents"',)
+
     def __init__(self, rank: int | None) -> None:
         """Take the rank that the file is named by."""
         self._trace = Trace(Source.KINETO, rank)

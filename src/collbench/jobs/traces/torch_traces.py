@@ -129,6 +129,9 @@ def _message_elements(
 class FlightRecorderReader:
     """Makes a trace of a dump of the Flight Recorder: an entry for each call, in a ring that may forget the first."""
 
+    title = "a dump of torch's Flight Recorder"
+    elements, marks = "entries", (b"entries", b"pg_config")
+
     def __init__(self, rank: int | None) -> None:
         """Take the rank that the file is named by."""
         self._trace = Trace(Source.FLIGHT_RECORDER, rank)
@@ -178,6 +181,9 @@ class ExecutionTraceReader:
     A node's arguments say all of a call: its tensors, its number, its group, its root or peer, the collective's name,
     its splits, and since 1.0.2 the ranks of its group [ParamCommsUtils.hpp]. gloo has a node "gloo:all_reduce".
     """
+
+    title = "an execution trace of torch's ExecutionTraceObserver"
+    elements, marks = "nodes", (b'"nodes"', b'"schema"')
 
     def __init__(self, rank: int | None) -> None:
         """Take the rank, which only the file's name says."""
