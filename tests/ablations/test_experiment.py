@@ -13,7 +13,7 @@ from collbench.ablations import ablation as ablations
 from collbench.ablations import experiment
 from collbench.ablations.ablation import Ablation, Measure
 from collbench.ablations.child import Ended, Reader
-from collbench.ablations.experiment import Experiment, Reporter, Setup, environment_of
+from collbench.ablations.experiment import Experiment, Reporter, environment_of
 from collbench.model.errors import BackendError, UsageError
 from tests.ablations.made import ablation
 
@@ -60,9 +60,15 @@ class Stage:
             setattr(planned, name, value)
         args = ("--max-restarts", "0", "--", "train.py")
         compiled = re.compile(pattern) if pattern else None
-        plan = Setup(args, self.tmp_path / "a.json", self.tmp_path, {"HOME": "/", "NCCL_NVLS_ENABLE": "0"}, compiled)
-        reporter = Reporter(self.messages.append, self.output_lines.extend, lambda _data: None, lambda _text: None)
-        Experiment(planned, plan, reporter).train()
+        Experiment(
+            ablation=planned,
+            reporter=Reporter(self.messages.append, self.output_lines.extend, lambda _data: None, lambda _text: None),
+            arguments=args,
+            path=self.tmp_path / "a.json",
+            logs=self.tmp_path,
+            inherited={"HOME": "/", "NCCL_NVLS_ENABLE": "0"},
+            pattern=compiled,
+        ).train()
         return planned
 
     @property

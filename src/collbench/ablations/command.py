@@ -65,8 +65,17 @@ def prepare(
         )
     devices = _choose(train, values["against"], present, notices)
     train_arguments = (*train.script.options, "--", *train.script.program)
-    plan = experiments.Setup(train_arguments, path, logs, dict(os.environ), pattern, train.nccl, values["force"])
-    experiment = experiments.Experiment(_begun(train, values, change, present.backend, devices), plan, reported)
+    experiment = Experiment(
+        ablation=_begun(train, values, change, present.backend, devices),
+        reporter=reported,
+        arguments=train_arguments,
+        path=path,
+        logs=logs,
+        inherited=dict(os.environ),
+        pattern=pattern,
+        nccl=train.nccl,
+        force=values["force"],
+    )
     for names in dict.fromkeys(arm.uuids for arm in experiment.ablation.arms):
         of_arm = TrainRequest(count=0, backend=present.backend, devices=",".join(names), script=train.script)
         training.prepare(of_arm)  # refuse now what `collbench train` would refuse later

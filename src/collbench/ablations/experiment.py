@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from collbench.ablations.ablation import (
@@ -68,15 +68,17 @@ class Reporter:
     step: Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What every run of an experiment shares.
+@dataclass(slots=True, kw_only=True)
+class Experiment:
+    """Fills an ablation with runs. Whatever ends it early, the runs that had ended are in its file, `path`.
 
     `arguments` are what follows `collbench train --devices …`, `logs` the folder for the children's output, `inherited`
     the environment that both arms start from, `nccl` the library to time all-reduces with. `force`: replace an older
-    file at `path`.
+    file.
     """
 
+    ablation: Ablation
+    reporter: Reporter
     arguments: tuple[str, ...]
     path: Path
     logs: Path
@@ -84,29 +86,24 @@ class Setup:
     pattern: re.Pattern[str] | None = None
     nccl: str | None = None
     force: bool = False
+    clock: Callable[[], float] = time.monotonic
+    _file: atomic_write.OwnFile = field(init=False)
 
-
-class Experiment:
-    """Fills an ablation with runs. Whatever ends it early, the runs that had ended are in its file."""
-
-    def __init__(
-        self, ablation: Ablation, plan: Setup, reporter: Reporter, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.ablation, self._plan, self._reporter, self._clock = ablation, plan, reporter, clock
-        self._file = atomic_write.OwnFile(plan.path, _DOING, reporter.say, force=plan.force)
+    def __post_init__(self) -> None:
+        self._file = atomic_write.OwnFile(self.path, _DOING, self.reporter.say, force=self.force)
 
     def measure_allreduces(self) -> None:
         """Time the all-reduce of both arms, each in its own environment. Raises BackendError."""
-        self._reporter.say("measuring the all-reduce of both, a few seconds each")
+        self.reporter.say("measuring the all-reduce of both, a few seconds each")
         for number, arm in enumerate(self.ablation.arms):
-            saved = self._plan.logs / f"allreduce-{number}.json"
+            saved = self.logs / f"allreduce-{number}.json"
             sizes = ",".join(map(str, sizes_on(self.ablation.backend)))
             arguments = ["allreduce", *self._devices(arm), "--sizes", sizes, "--quick", "--output", str(saved)]
-            arguments += ["--nccl", self._plan.nccl] if self._plan.nccl else []
+            arguments += ["--nccl", self.nccl] if self.nccl else []
             reader = Reader()
             ended = run_child(collbench(*arguments), self._environment(arm), saved.with_suffix(".log"), reader)
             if ended.status != 0:
-                self._reporter.show(last_lines(reader.tail))
+                self.reporter.show(last_lines(reader.tail))
                 raise BackendError(
                     f"cannot measure the all-reduce {arm.name} ({_status(ended.status)}, see above): nothing was "
                     "trained; --no-allreduce goes on without it"
@@ -115,7 +112,7 @@ class Experiment:
 
     def train(self) -> None:
         """Make the runs, in order. Raises BackendError for a script that fails, UsageError for one without steps."""
-        ablation, begin, repeat = self.ablation, self._clock(), 0
+        ablation, begin, repeat = self.ablation, self.clock(), 0
         while ablation.stop is None:
             for arm in in_turn(repeat, ablation.seed):
                 self._train(len(ablation.made), repeat, ablation.arms[arm])
@@ -123,7 +120,7 @@ class Experiment:
             if self._total is None:
                 ablation.repeats = repeat
             ablation.result = judge(ablation)
-            ablation.stop = stop_of(ablation, self._clock() - begin)
+            ablation.stop = stop_of(ablation, self.clock() - begin)
             self._file.write(dumps(ablation))
 
     @property
@@ -133,7 +130,7 @@ class Experiment:
 
     def train_arguments(self, arm: Arm) -> list[str]:
         """Return the arguments with which collbench trains an arm, without its environment."""
-        return ["train", *self._devices(arm), *self._plan.arguments]
+        return ["train", *self._devices(arm), *self.arguments]
 
     def _with_folder(self, command: list[str], folder: Path) -> list[str]:
         """Return the command with a folder for what torchrun leaves in TMPDIR else, unless the user gave it one."""
@@ -143,15 +140,15 @@ class Experiment:
         return [*options, "--log-dir", str(folder), *command[len(options) :]]
 
     def _train(self, order: int, repeat: int, arm: Arm) -> None:
-        reader = Reader(self._plan.pattern)
+        reader = Reader(self.pattern)
         of = "" if self._total is None else f" of {self._total}"
         run_title = f"run {order + 1}{of}, {arm.name}"
-        log = self._plan.logs / f"run-{order + 1}.log"
+        log = self.logs / f"run-{order + 1}.log"
 
         def watch(data: bytes) -> None:
-            self._reporter.watch(data)
+            self.reporter.watch(data)
             if reader.steps:
-                self._reporter.step(f"{run_title}: step {len(reader.steps)}, {format_seconds(reader.steps[-1])}")
+                self.reporter.step(f"{run_title}: step {len(reader.steps)}, {format_seconds(reader.steps[-1])}")
 
         torchrun_folder = log.with_suffix(".torchrun")
         command = self._with_folder(collbench(*self.train_arguments(arm)), torchrun_folder)
@@ -177,7 +174,7 @@ class Experiment:
         before, self.ablation.measure = self.ablation.measure, measure_of(self.ablation.made, self.ablation.skip)
         self._file.write(dumps(self.ablation))
         if ended.status != 0:
-            self._reporter.show(last_lines(reader.tail))
+            self.reporter.show(last_lines(reader.tail))
             raise BackendError(
                 f"{run_title}: the script failed ({_status(ended.status)}, see above); "
                 f"its output is {log}{self._saved()}"
@@ -186,14 +183,14 @@ class Experiment:
         if self.ablation.measure is not before or not order:
             self._note_measure()
         measure = measure_of([run], self.ablation.skip)
-        self._reporter.say(
+        self.reporter.say(
             f"{run_title}: {format_seconds(run_value(run, measure, self.ablation.skip))}{_UNITS[measure]}"
         )
 
     def _note_measure(self) -> None:
         """Say by what all runs so far are compared, where it is not by their steps."""
         if self.ablation.measure is not Measure.STEP:
-            self._reporter.say(f"no step times to compare in the script's output: {_INSTEAD[self.ablation.measure]}")
+            self.reporter.say(f"no step times to compare in the script's output: {_INSTEAD[self.ablation.measure]}")
 
     def _check_steps(self, run: TrainingRun, run_title: str, log: Path) -> None:
         """Raise UsageError where steps were asked for, or printed, and none is left to count."""
@@ -206,17 +203,17 @@ class Experiment:
                 f"{run_title}: the script printed {printed} step times, and the first {dropped} are dropped as "
                 f"warm-up: train more steps, or write --skip {printed - 1} or less{self._saved()}"
             )
-        if self._plan.pattern is not None:
+        if self.pattern is not None:
             raise UsageError(
                 f"{run_title}: no line of the script's output, which is in {log}, matches --step-pattern "
-                f"'{self._plan.pattern.pattern}': correct it, or leave it out to time the whole process"
+                f"'{self.pattern.pattern}': correct it, or leave it out to time the whole process"
             )
 
     def _devices(self, arm: Arm) -> list[str]:
         return ["--backend", self.ablation.backend, "--devices", ",".join(arm.uuids)]
 
     def _environment(self, arm: Arm) -> dict[str, str]:
-        return {**self._plan.inherited, **arm.environment}
+        return {**self.inherited, **arm.environment}
 
     def _saved(self) -> str:
         return f"; {self.saved()}" if len(self.ablation.made) > 1 else ""
@@ -229,16 +226,6 @@ class Experiment:
         if self._total is None:
             return f"{amount(good, 'run')} saved as {self.path}"
         return f"{good} of {self._total} runs are saved as {self.path}"
-
-    @property
-    def path(self) -> Path:
-        """Where the ablation is saved."""
-        return self._file.path
-
-    @property
-    def logs(self) -> Path:
-        """The folder for the children's output."""
-        return self._plan.logs
 
 
 def sizes_on(backend: str) -> tuple[int, ...]:
