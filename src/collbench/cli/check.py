@@ -108,7 +108,7 @@ def check(
             raise MachineError(f"no GPU to examine: {reason}; --backend sim simulates some")
         links = p2p.examine(values["devices"], backend, values["fabric"], values["nccl"], values["seed"])
         with leaving(links.status):
-            show_answer(links.page(), lambda: document("p2p", links.as_json()))
+            show_answer(links.page, lambda: document("p2p", links.json))
         return
     begun: list[OpenSession] = []
     if run_file is None:
@@ -205,12 +205,12 @@ def _show(diagnosis: Diagnosis, lacking: str, examined: PeerAccess | None, begun
 
     def page() -> Page:
         saved = [] if begun else [*verdicts.by_peer_access(diagnosis)]
-        mapped = [*examined.part()] if examined else saved
+        mapped = [*examined.part] if examined else saved
         first, further = ([*mapped, Text()], []) if of_peers > judged else ([], mapped)
         yield from (*first, *verdicts.page(diagnosis, lacking, further))
 
     def as_json() -> str:
-        return verdicts.dumps(diagnosis, status, lacking, examined.as_json() if examined else None)
+        return verdicts.dumps(diagnosis, status, lacking, examined.json if examined else None)
 
     with leaving(status):
         try:

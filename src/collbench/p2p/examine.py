@@ -13,21 +13,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import permutations
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from collbench.machine.nvidia_smi import parse_p2p
 from collbench.machine.variables import refuse
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import Backend, Open
 from collbench.model.capabilities import SIM, capabilities
-from collbench.model.errors import CollbenchError, ExitStatus, UsageError
+from collbench.model.errors import CollbenchError, UsageError
 from collbench.model.run import Device, Health, PeerStatus, Run
-from collbench.p2p import page
-from collbench.p2p.causes import PeerCause, causes, hidden
+from collbench.p2p.causes import causes, hidden
 from collbench.p2p.links import cross_links, crossings_of
+from collbench.p2p.page import told
 from collbench.p2p.peer_map import CAPABILITIES, Crossing, Link, PeerLink, PeerMap
 from collbench.preflight.findings import Driver, GpuState, Host, MachineFacts
-from collbench.report.text.layout import Page
+from collbench.report.views import PeerAccess
 
 if TYPE_CHECKING:
     from collbench.machine.nvml import Nvml
@@ -39,49 +39,6 @@ Known: TypeAlias = Mapping[Link, tuple[Crossing, ...]]
 _ROOM_FOR_TWO = 10 * 2**30
 
 
-class Examined(NamedTuple):
-    """A machine's links, and the causes of what they show, as a `report.views.PeerAccess`.
-
-    `hidden` are the causes for which the map lacks GPUs of the machine.
-    """
-
-    peer_map: PeerMap
-    causes: tuple[PeerCause, ...]
-    hidden: tuple[PeerCause, ...] = ()
-
-    @property
-    def status(self) -> ExitStatus:
-        """Return the exit status."""
-        return page.status(self.peer_map, self.causes)
-
-    @property
-    def words(self) -> str:
-        """Return whether P2P works, as a sentence."""
-        return page.answer(self.peer_map, self.causes)
-
-    @property
-    def finding(self) -> str:
-        """Return the same with the surest cause, as a clause."""
-        return page.finding(self.peer_map, self.causes)
-
-    @property
-    def unanswered(self) -> bool:
-        """Return whether no more is known than before."""
-        return page.unanswered(self.peer_map)
-
-    def part(self) -> Page:
-        """Return what the page of `check` shows."""
-        return page.part(*self)
-
-    def page(self) -> Page:
-        """Return the page of `check --map-p2p`."""
-        return page.page(*self)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the same as JSON (docs/p2p.md)."""
-        return page.as_json(*self, self.status)
-
-
 def examine(
     devices: str | None,
     backend: str,
@@ -89,7 +46,7 @@ def examine(
     nccl: str | None,
     seed: int,
     measured: Run | None = None,
-) -> Examined:
+) -> PeerAccess:
     """Return what every link does by peer access, and why. Raises UsageError, MachineError.
 
     The copies of a run that was `measured` here just now are not repeated where they delivered. It may have one GPU,
@@ -103,7 +60,7 @@ def examine(
     return _on_gpus(devices, nccl, known, measured)
 
 
-def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Known) -> Examined:
+def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Known) -> PeerAccess:
     fabric = factory.simulated(fabric_name)
     whole = factory.simulated_backend(fabric, wanted, seed)
     devices, paths = whole.devices(), whole.paths()
@@ -133,7 +90,7 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Kn
     peer_map = PeerMap(
         SIM.name, "sim", devices, tuple(links), paths, fabric.name, together, seconds=sum(sim.clock() for sim in used)
     )
-    return Examined(peer_map, causes(peer_map, facts))
+    return told(peer_map, causes(peer_map, facts))
 
 
 def peer_answers(texts: Mapping[str, str]) -> dict[tuple[str, str], dict[str, PeerStatus]]:
@@ -147,7 +104,7 @@ def peer_answers(texts: Mapping[str, str]) -> dict[tuple[str, str], dict[str, Pe
     return answers
 
 
-def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: Run | None) -> Examined:
+def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: Run | None) -> PeerAccess:
     # late: pynvml, worker processes
     from collbench.machine.nvidia_smi import LiveTools
     from collbench.machine.nvml import Nvml
@@ -167,7 +124,7 @@ def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: 
         free = min(device.memory_bytes - (nvml.memory_used(device) or 0) for device in devices)
     if len(devices) == 1:
         facts = collect.examine("cuda", os.environ, nccl_path)
-        return Examined(PeerMap("cuda", socket.gethostname(), devices, ()), (), hidden(facts))
+        return told(PeerMap("cuda", socket.gethostname(), devices, ()), (), hidden(facts))
     probe = TransportProbe()  # its process starts while links are examined
     try:
         with LiveTools(commands=[("topo", "-p2p", letter) for letter in CAPABILITIES]) as tools:
@@ -204,7 +161,7 @@ def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: 
     )
     peer_map = PeerMap("cuda", socket.gethostname(), devices, links, paths, "", together, trouble)
     peer_map = asked_again(peer_map, facts, nccl_path)
-    return Examined(replace(peer_map, seconds=time.monotonic() - begin), causes(peer_map, facts), hidden(facts))
+    return told(replace(peer_map, seconds=time.monotonic() - begin), causes(peer_map, facts), hidden(facts))
 
 
 def _read_slots(slots: dict[str, Health], devices: Sequence[Device]) -> None:

@@ -29,6 +29,7 @@ from collbench.p2p.peer_map import (
 )
 from collbench.report.sentences import failure, wrong_data
 from collbench.report.text.layout import Lines, Page, Part, short, table, whole
+from collbench.report.views import PeerAccess
 from collbench.runfile.codec import head, picked
 
 # In JSON with an underscore.
@@ -41,6 +42,20 @@ _WORDS = {
 _MAX_LINKS = 4
 _MAX_ROWS = 12  # as four GPUs have
 _FEW = 2  # links of a row that has their names
+
+
+def told(peer_map: PeerMap, every: Sequence[PeerCause], hidden: Sequence[PeerCause] = ()) -> PeerAccess:
+    """Return what commands tell of the links; `hidden` are the causes for which the map lacks GPUs of the machine."""
+    found = status(peer_map, every)
+    return PeerAccess(
+        status=found,
+        words=answer(peer_map, every),
+        finding=finding(peer_map, every),
+        unanswered=unanswered(peer_map),
+        part=[*part(peer_map, every, hidden)],
+        page=[*page(peer_map, every, hidden)],
+        json=as_json(peer_map, every, hidden, found),
+    )
 
 
 def status(peer_map: PeerMap, every: Sequence[PeerCause] = ()) -> ExitStatus:
@@ -148,7 +163,7 @@ _WRONG = (PeerState.HANGS, PeerState.CORRUPTS, PeerState.FAILS, PeerState.REFUSE
 def _first(peer_map: PeerMap, every: Sequence[PeerCause]) -> PeerCause | None:
     """Return the surest cause of the worst that links show; None if it has none."""
     states = {link.devices: link.state for link in peer_map.links}
-    worst = min(states.values(), key=list(PeerState).index)
+    worst = min(states.values(), key=list(PeerState).index, default=PeerState.WORKS)
     explains = (cause for cause in every if worst not in _WRONG or worst in {states[link] for link in cause.links})
     return next(explains, None)
 

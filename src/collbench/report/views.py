@@ -49,27 +49,19 @@ def view(run: Run) -> View | None:
     return cast("View", annexes.load(f"{package}.view")) if package else None
 
 
-class PeerAccess(Protocol):
-    """What the annex of P2P found on the links of some devices."""
+@dataclass(frozen=True, slots=True)
+class PeerAccess:
+    """What the annex of P2P found on the links of some devices, and what it makes of a command's status.
 
-    @property
-    def status(self) -> ExitStatus:
-        """What it makes of a command's status."""
+    `words` say whether P2P works, `finding` the same with the surest cause, as a clause. `unanswered`: no more is known
+    than before. `part` is what the page of `check` shows, `page` that of `check --map-p2p`, and `json` has all of it
+    (docs/p2p.md).
+    """
 
-    @property
-    def words(self) -> str:
-        """Whether P2P works, as a sentence."""
-
-    @property
-    def finding(self) -> str:
-        """The same with the surest cause, as a clause."""
-
-    @property
-    def unanswered(self) -> bool:
-        """True if no more is known than before."""
-
-    def part(self) -> Page:
-        """Yield what the page of `check` shows."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the same as JSON (docs/check.md)."""
+    status: ExitStatus
+    words: str
+    finding: str
+    unanswered: bool
+    part: Page
+    page: Page
+    json: dict[str, Any]
