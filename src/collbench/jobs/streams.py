@@ -41,12 +41,12 @@ _GPU_UNIT = 16  # ns, of a call's time on the GPU
 
 
 class Lack(StrEnum):
-    """Why a call has no GPU time, in the order of csrc/recorder/stream.hpp."""
+    """Why calls have no GPU time, in the order of csrc/recorder/stream.hpp."""
 
-    MISSING = "missing"  # NCCL never said that it ran, or ended
-    IMPLAUSIBLE = "implausible"  # what NCCL said cannot be so
-    SELF = "self"  # its communicator had sent to its own rank: NCCL then reports the times of earlier calls
-    CAPTURED = "captured"  # it runs when its graph is replayed
+    MISSING = "NCCL reported no end of them"  # nor, of some, that they ran
+    IMPLAUSIBLE = "the times that NCCL reported are impossible"
+    SELF = "NCCL reports wrong times after a send from a rank to itself"  # those of earlier calls
+    CAPTURED = "they are in a CUDA graph, which launches them later"
 
 
 Fields = dict[str, Any]  # of a record, by the names of its dtype
