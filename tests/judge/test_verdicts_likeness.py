@@ -2,11 +2,12 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
-from collbench.judge.diagnose import Kind, Severity, judge
-from collbench.model.operations import Operation
+from collbench.judge.diagnose import Diagnosis, Kind, Severity, judge
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Path, Run
 from tests.builders import gpus, measured, nvml_says, pair_run, paths, smi_says
 from tests.judge.checked import (
@@ -150,6 +151,36 @@ def test_an_interference_check_that_trusts_a_label_confirms_it() -> None:
     run = beside_others(h200(slow(BOTH, 0.92)))
     run = with_check(with_check(run, Operation.CE_WRITE, "NV18", 1.0), Operation.CE_READ, "NV18", 1.0)
     assert the(run, Kind.INTRA_LABEL_OUTLIER).confirmed
+
+
+def on_four_nodes(slower: Collection[Members] = (), per_node: int = 2) -> Run:
+    """Return a run on four NUMA nodes, two to a socket: copies between sockets are healthy at four fifths of others."""
+    count = 4 * per_node
+    labels = {pair: "PHB" for pair in combinations(range(count), 2) if pair[0] // per_node == pair[1] // per_node}
+
+    def rate(work: Work, members: Members) -> float:
+        if work.variant is not Variant.PLAIN:
+            return {Variant.STAGED: 14.0}.get(work.variant, 25.0)
+        sockets = {member // (2 * per_node) for member in members}
+        label = labels.get((min(members), max(members)))
+        return (0.7 if members in slower else 1.0) * (22.0 if label else 20.0 if len(sockets) == 1 else 16.0)
+
+    devices = [replace(device, numa_node=at // per_node) for at, device in enumerate(gpus(count, "NVIDIA A40"))]
+    links = tuple(replace(path, theory_gbs=31.5) for path in paths(count, "SYS", labels))
+    return run_on(devices, links, rate, slot=(4, 16))
+
+
+@pytest.mark.parametrize("per_node", [1, 2])
+def test_numa_nodes_of_one_socket_are_nearer_than_others_though_the_label_is_the_same(per_node: int) -> None:
+    run = on_four_nodes(per_node=per_node)
+    assert faults(run) == []
+    assert Diagnosis(run).left_open == ""
+
+
+@pytest.mark.parametrize("slow_pair", [(0, 2), (1, 7), (2, 3)])
+def test_a_slow_pair_between_two_of_many_numa_nodes_is_slower_than_others_between_these(slow_pair: Members) -> None:
+    (verdict,) = faults(on_four_nodes([slow_pair, slow_pair[::-1]]))
+    assert (verdict.kind, verdict.members) == (Kind.INTRA_LABEL_OUTLIER, slow_pair)
 
 
 def test_links_between_hosts_have_no_order() -> None:

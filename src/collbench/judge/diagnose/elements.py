@@ -154,12 +154,24 @@ def ends(facts: Facts, members: Sequence[int]) -> tuple[str, ...]:
 
 
 def likeness(facts: Facts, members: Sequence[int]) -> tuple[object, ...]:
-    """Return what links must have in common to be compared: their ends, the limit, and whether there is peer access.
+    """Return what links must have in common to be compared: ends, limit, peer access, and the NUMA nodes of many.
 
     Without peer access copies go through host memory, which a link's label does not tell of.
     """
-    pair = len(members) == 2
-    return ends(facts, members), facts.limit(members) if pair else None, pair and facts.has_peers(members)
+    if len(members) != 2:
+        return (ends(facts, members),)
+    return ends(facts, members), facts.limit(members), facts.has_peers(members), _nodes_apart(facts, members)
+
+
+def _nodes_apart(facts: Facts, members: Sequence[int]) -> frozenset[int | None]:
+    """Return the NUMA nodes of a pair across nodes if GPUs are at more than two: those of one socket are nearer.
+
+    Four nodes may be two sockets with two each, or a ring of four sockets: nothing in a run tells.
+    """
+    nodes = [device.numa_node for device in facts.run.devices]
+    path = facts.paths.get(frozenset(members))
+    apart = len({*nodes}) > 2 and path is not None and path.in_tree == "SYS"
+    return frozenset(nodes[member] for member in members) if apart and not facts.over_nvlink(members) else frozenset()
 
 
 @lru_cache(maxsize=8)  # most rules ask
@@ -424,7 +436,8 @@ def _typical(
     alike: dict[tuple[object, object], list[Reading]] = defaultdict(list)
     for reading in group:
         through_host = reading.work.variant is Variant.STAGED
-        like = ends(facts, reading.members) if through_host else likeness(facts, reading.members)
+        apart = _nodes_apart(facts, reading.members)
+        like = (ends(facts, reading.members), apart) if through_host else likeness(facts, reading.members)
         path = facts.paths.get(frozenset(reading.members)) if through_host else None
         label = path.in_tree if path else reading.label
         alike[(like, label), sockets_of(facts, reading)].append(reading)
