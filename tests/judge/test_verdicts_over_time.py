@@ -114,6 +114,15 @@ def test_no_pair_of_such_a_gpu_agrees() -> None:
     assert "measurement agree" not in shown
 
 
+@pytest.mark.parametrize("count", [3, 4, 8])
+def test_one_link_that_is_slow_for_a_while_names_no_gpu(count: int) -> None:
+    """All works of a pair have it in common, so that they are no witnesses of their own: a third of GPU1's figures."""
+    logs = noise(0.003, count=count, passes=7)
+    pair = np.array([set(link) == {1, 2} for link in links(count)])
+    logs[:, pair, 2:6] += SLOWER
+    assert said(run_with(logs, count)) == []
+
+
 def test_two_gpus_are_both_named() -> None:
     both = noise(0.002, count=2)
     both[..., 1] += SLOWER

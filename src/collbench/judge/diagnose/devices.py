@@ -306,7 +306,7 @@ def _slowest(logs: _Array, touches: _Flags) -> _Slow | None:
         elsewhere = _there(outside - row_medians(outside))
         shifts = _Shifts.of(logs[both][:, inside], logs[both][:, ~inside], elsewhere)
         for device, touched in enumerate(touches[:, both]):
-            if touched.any() and _is_slower(shifts, touched, chance):
+            if touched.any() and _is_slower(shifts, touches[:, both], device, chance):
                 found.append(_Slow((device,), float(shifts.slower[touched].mean()), begin, end))
     if not found:
         return None
@@ -381,14 +381,20 @@ def _there(trials: _Array) -> _Array:
     return trials[~np.isnan(trials)]
 
 
-def _is_slower(shifts: _Shifts, touched: _Flags, chance: float) -> bool:
-    """Return whether the data points of a device were slower, and more so than those of others if there are enough."""
-    others, parts, least = ~touched, [touched], _MIN_SLOWER_ALONE
-    by = float(shifts.slower[touched].mean())
+def _is_slower(shifts: _Shifts, touches: _Flags, device: int, chance: float) -> bool:
+    """Return whether the data points of a device were slower, and more so than those of others if there are enough.
+
+    Without any one of its pairs it is slower, too: what slows one link for a while, in all works, is no device's.
+    """
+    touched, least, usual = touches[device], _MIN_SLOWER_ALONE, 0.0
+    others, parts = ~touched, [touched]
     if others.sum() >= _MIN_POINTS:
-        parts, least = [touched, others], _MIN_SLOWER
-        by -= float(shifts.slower[others].mean())
-    if by <= least or shifts.chance(touched, least) > chance:
+        parts, least, usual = [touched, others], _MIN_SLOWER, float(shifts.slower[others].mean())
+    by = float(shifts.slower[touched].mean()) - usual
+    shared = touched & (touches.sum(axis=0) > 1)
+    without = (shared & ~other for other in np.delete(touches, device, axis=0))
+    least_by = min([by, *(float(shifts.slower[rest].mean()) - usual for rest in without if rest.any())])
+    if least_by <= least or shifts.chance(touched, least) > chance:
         return False
     # Two ways to know the noise, so each may err half as often. Of few data points one wild trial moves the mean, and
     # only their spread tells.
