@@ -10,7 +10,7 @@ import collbench.measurement.sweep
 from collbench.judge.stats import summarize
 from collbench.measurement.backends.protocol import Step, Timing, time_step
 from collbench.measurement.interference import check_interference, distrusted
-from collbench.measurement.plan import Plan, StoppingRule, directed_links
+from collbench.measurement.plan import Plan, StoppingRule, directed_links, unordered_pairs
 from collbench.measurement.sweep import Watcher, sweep, warm_up
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.operations import Operation, Work
@@ -127,6 +127,17 @@ def test_paths_that_share_links_are_distrusted_together(title: str, failed: list
     label_of_pair = {path.devices: path.label for path in all_paths}
     assert {label_of_pair[a, b] for work, (a, b) in plan.isolated if work == write and a < b} == isolated
     assert {label_of_pair[a, b] for work, (a, b) in plan.isolated if work == allreduce} == isolated & {"PHB", "SYS"}
+
+
+@pytest.mark.parametrize("failed", [Operation.ALLREDUCE, Operation.BROADCAST])
+def test_what_collectives_share_is_shared_by_all_of_them(failed: Operation) -> None:
+    """Which pairs meet in a check is chance, and NCCL takes the same path for each collective."""
+    pairs = unordered_pairs(4)
+    works = (Work(Operation.CE_WRITE), Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
+    plan = replace(plan_for(4), groups=dict.fromkeys(works, pairs))
+    checks = [InterferenceCheck(failed, (0, 1), "NV18", 10.0, 5.0, 0.5, 0.02, trusted=False)]
+    plan = distrusted(plan, checks, {frozenset(path.devices): path for path in paths(4, "NV18")})
+    assert plan.isolated == {(work, pair) for work in works[1:] for pair in pairs}
 
 
 def test_an_honest_machine_is_trusted_with_numbers_in_the_right_unit() -> None:

@@ -14,7 +14,7 @@ from collbench.machine.labels import chained, is_pcie, rank_key
 from collbench.measurement.backends.protocol import Backend, time_step
 from collbench.measurement.plan import Plan, runs_alone
 from collbench.model.errors import StepFailed
-from collbench.model.operations import Registration, Work
+from collbench.model.operations import Work
 from collbench.model.run import InterferenceCheck, Members, Path
 from collbench.model.units import algbw
 
@@ -88,17 +88,17 @@ def check_interference(
 
 
 def distrusted(plan: Plan, findings: list[InterferenceCheck], paths: Mapping[frozenset[int], Path]) -> Plan:
-    """Return the plan with every label class that failed its interference check measured isolated.
+    """Return the plan with every label that failed an interference check measured isolated.
 
-    PCIe paths share links across labels, and chance decides which of them meet in an interference check: if one class
-    fails for one work, all classes are measured isolated, for all works.
+    A check is a sample, and chance decides which pairs meet in it: a label whose links are shared for one collective is
+    so for all, as NCCL takes the same paths, and for one copy for all. PCIe paths share links across labels: if one of
+    them fails for one work, all are measured isolated, for all works.
     """
-    failed = {(Work(finding.operation, finding.variant), finding.label) for finding in findings if not finding.trusted}
+    failed = {(finding.operation.is_collective, finding.label) for finding in findings if not finding.trusted}
     sharing = any(is_pcie(label) for _, label in failed)
 
     def suspect(work: Work, label: str) -> bool:
-        # Registered memory or not, the same links are shared.
-        return (replace(work, registration=Registration.NONE), label) in failed or (sharing and is_pcie(label))
+        return (work.operation.is_collective, label) in failed or (sharing and is_pcie(label))
 
     isolated = {
         (work, members)
