@@ -57,6 +57,15 @@ def test_each_pair_that_is_accused_by_itself_is_measured_again(program: Program)
     assert measured_again() == {*pairs}
 
 
+def test_what_few_gpus_share_is_one_verdict_though_their_pairs_slowed_each_other(program: Program) -> None:
+    """One copy does not fill it, NCCL's two directions do; measured two at a time, their pairs varied by half."""
+    shared = Fault(FaultKind.BOTTLENECK, (0, 1, 2, 3), gbs=400)
+    status, page, _ = simulated(program, shared)
+    assert (status, page.count("COLLECTIVE_CONTRADICTION")) == (3, 2)
+    assert page.startswith("COLLECTIVE_CONTRADICTION 6 NV18 pairs: 18")
+    assert "22 of 28 pairs" in page
+
+
 def test_four_pairs_of_a_slow_gpu_and_its_slot_are_measured_again(program: Program) -> None:
     assert simulated(program, Fault(FaultKind.SLOW_GPU, (2,), factor=0.5))[0] == 3
     assert measured_again() == {(2,), (0, 2), (1, 2), (2, 3), (2, 4)}

@@ -140,6 +140,13 @@ def _copies_alike(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> Itera
     return grouped(((reading.label, likeness(facts, reading.members)), reading) for reading in copies).values()
 
 
+def _collectives_alike(facts: Facts) -> Iterator[list[Reading]]:
+    """Yield for each collective its readings on pairs that should be equal."""
+    for work in facts.readings.works(collective=True):
+        pairs = (reading for reading in facts.readings.of(work, COLLECTIVE_BYTES).values() if len(reading.members) == 2)
+        yield from grouped(((one.label, likeness(facts, one.members)), one) for one in pairs).values()
+
+
 def _far_from_median(alike: Sequence[Reading]) -> tuple[Reading, float] | None:
     """Return the slowest of some readings with their median, in GB/s (of two the faster), if it lies far below that."""
     low, usual = min(alike, key=lambda reading: reading.gbs), _usual(alike)
@@ -353,13 +360,14 @@ class Diagnosis:
     @property
     def suspects(self) -> list[Pair]:
         """The pairs far below their like without a verdict, the slowest first: more trials may tell why."""
-        usuals = ((_usual(alike), alike) for alike in _copies_alike(self.facts, self.rates))
+        groups = (*_copies_alike(self.facts, self.rates), *_collectives_alike(self.facts))
+        usuals = ((_usual(alike), alike) for alike in groups)
         shares = [
             (reading.gbs / usual, (min(reading.members), max(reading.members)))
             for usual, alike in usuals
             for reading in alike
         ]
-        return list(dict.fromkeys(pair for share, pair in sorted(shares) if share < _SUSPECT))
+        return list(dict.fromkeys(pair for share, pair in sorted(shares) if share < _SUSPECT and pair in self.healthy))
 
     @cached_property
     def left_open(self) -> str:
