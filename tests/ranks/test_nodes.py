@@ -58,7 +58,7 @@ def test_three_hosts_on_reported_switches_are_measured_in_pairs_and_some_are_cho
 IN_PYTHON = """
 import collbench
 found = collbench.nodes(2, backend="host", size='64K', budget=1e-6)
-print(None if found is None else (len(found.origin.names), len(found.choice.members), found.path.exists()))
+print(None if found is None else (len(found.names), len(found.choice.members), found.path.exists()))
 """
 
 
