@@ -318,13 +318,8 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | ChangeGroup]) -> 
         if len({change.key.work for change in points}) > 1 and all(change in changes for change in points):
             shares = span([100 * (1 - change.ratio) for change in points], "{:.0f}%".format)
             return f"all {len(points)} data points{which} are {shares} slower"
-    # Where all pairs of one GPU are slower, and no devices without it, it is that GPU: which is slowest is chance.
-    devices = [group for group in groups if group.kind is GroupKind.DEVICES]
-    common = set[int].intersection(*({*group.members} for group in devices)) if devices else set()
-    pairs = [pair for pair in _pairs(comparison) if common <= {*pair.members}]
-    if len(common) == 1 and len(pairs) > 1 and all(pair in devices for pair in pairs):
-        lost = 1 - median(pair.ratio for pair in pairs)
-        return f"all {len(pairs)} pairs of {_device_names(comparison, [*common])}: {lost:.1%} slower"
+    if pairs := _slower_pairs(comparison, groups):
+        return pairs
     # Where all of several collectives are slower, and nothing lost more, it is these.
     works = {change.key.work for change in comparison.changes if change.operation.is_collective}
     collectives = [group for group in groups if group.work in works]
@@ -341,6 +336,28 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | ChangeGroup]) -> 
         ratio, key = worst.ratio, worst.key
         name = f"{key.work} at {format_size(key.size_bytes)} on {_device_names(comparison, key.members, key.work)}"
     return f"{name}: {1 - ratio:.1%} slower"
+
+
+def _slower_pairs(comparison: Comparison, groups: Sequence[ChangeGroup]) -> str:
+    """Return which GPUs have lost: those all of whose pairs are slower, if no devices without them are; else "".
+
+    Which of the pairs is the slowest is chance. Where all are slower, that is said, unless it is only some works.
+    """
+    slower = {group.members for group in groups if group.kind is GroupKind.DEVICES}
+    pairs = _pairs(comparison)
+    healthy = {device for pair in pairs if pair.members not in slower for device in pair.members}
+    lost = {device for pair in pairs for device in pair.members} - healthy
+    theirs = [pair for pair in pairs if not lost.isdisjoint(pair.members)]
+    if len(theirs) < 2 or any(map(lost.isdisjoint, slower)):
+        return ""
+    works = {change.key.work for change in comparison.changes if len(change.key.members) == 2}
+    if not healthy and not works <= {group.work for group in groups}:
+        return ""
+    whose = f" of {tags(sorted(lost), comparison.base.devices)}" if healthy else ""
+    copies = _largest_copies(comparison)
+    way = " in one direction" if all(_one_way(pair, copies) for pair in theirs) else ""
+    shares = span([100 * (1 - _named(comparison, pair, copies)[0]) for pair in theirs], "{:.1f}%".format)
+    return f"all {len(theirs)} pairs{whose}{way}: {shares} slower"
 
 
 def _named(comparison: Comparison, group: ChangeGroup, copies: _Copies) -> tuple[float, str]:
