@@ -17,9 +17,9 @@ from collbench.judge.compare import ChangeVerdict, Difference, compare, match_de
 from collbench.judge.stats import median_deviation, trial_noise
 from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import DataPoint, Layout, Measurement, Run
+from collbench.model.run import DataPoint, Flag, Layout, Measurement, Run
 from collbench.report.text.comparison import conclusion, matched, page
-from tests.builders import gpus, in_words, measured, noisy, run_of
+from tests.builders import gpus, hot, in_words, measured, noisy, run_of, shared, throttled
 from tests.judge.runs import FAIL, copies, recorded, reported, scaled
 from tests.report.pages import text
 
@@ -244,6 +244,34 @@ def test_a_pair_is_not_said_to_be_all_pairs_of_its_gpus() -> None:
     )
     shown = conclusion(compare(base, new, FAIL))
     assert re.match(r"Regression: all of GPU0-GPU1: (29|30)\.\d% slower, ", shown), shown
+
+
+@pytest.mark.parametrize(
+    ("title", "before", "now", "said"),
+    [
+        ("another process", (), (shared(0),), "disturbed trials: none → 15 shared on GPU0"),
+        ("throttled", (), (throttled(0),), "disturbed trials: none → 15 throttled (SW power cap) on GPU0"),
+        ("one in place of the other", (shared(1),), (throttled(0),), "disturbed trials: 15 shared on GPU1 → 15 "),
+        ("in both runs", (shared(1),), (shared(0),), ""),
+        ("in the base only", (shared(0),), (), ""),
+        ("hot, which makes nothing slower", (), (hot(0, 90),), ""),
+        ("nothing", (), (), ""),
+    ],
+)
+def test_a_regression_names_what_disturbed_the_new_run_alone(
+    title: str, before: tuple[Flag, ...], now: tuple[Flag, ...], said: str
+) -> None:
+    """No machine's name passes for a disturbance."""
+    runs = copies(), copies(lambda a, b: 0.5 if 0 in (a, b) else 1.0, seed=1)
+    for run, flags in zip(runs, (before, now), strict=True):
+        run.machine = replace(run.machine, fabric="throttled and shared")
+        for found in run.measurements[:3]:
+            found.samples[:] = [replace(sample, flags=flags) for sample in found.samples]
+    runs[0].machine = replace(runs[0].machine, fabric="healthy")
+    shown = conclusion(compare(*runs, FAIL))
+    assert shown.startswith("Regression: all 3 pairs of GPU0: "), title
+    assert (f"; {said}" in shown) if said else ("disturbed" not in shown), (title, shown)
+    assert "healthy" not in shown
 
 
 @pytest.mark.parametrize(

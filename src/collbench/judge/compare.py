@@ -297,6 +297,7 @@ class Difference:
 
 
 STARTED = "started"
+DISTURBED = "disturbed trials"
 Fact = tuple[Callable[[Run], Any], Callable[[Any], str]]  # what a run says of something, and how that is written
 
 
@@ -361,7 +362,7 @@ _OF_REQUESTS: dict[str, Fact] = {
     "devices": (lambda run: tuple(device.name for device in run.devices), counted),
 }
 _OF_RUNS: dict[str, Fact] = {
-    "disturbed trials": (_flags, lambda flags: _listed(f"{count} {what} on {names}" for count, what, names in flags)),
+    DISTURBED: (_flags, lambda flags: _listed(f"{count} {what} on {names}" for count, what, names in flags)),
     "data points that failed": (lambda run: sum(bool(measurement.failure) for measurement in run.measurements), str),
     "complete": (lambda run: run.complete, _yes),
     "collbench": (lambda run: run.version, str),

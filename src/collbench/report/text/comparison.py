@@ -9,11 +9,11 @@ from typing import Any
 from rich.text import Text
 
 from collbench.judge.between_runs import MIN_LINKS, OF_FEW_LINKS, VariationSource
-from collbench.judge.compare import Change, ChangeGroup, ChangeVerdict, Comparison, GroupKind
+from collbench.judge.compare import DISTURBED, Change, ChangeGroup, ChangeVerdict, Comparison, GroupKind
 from collbench.judge.outcome import outcome
 from collbench.model import units
 from collbench.model.operations import Variant
-from collbench.model.run import Run, tags
+from collbench.model.run import FlagKind, Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span, span, verb
 from collbench.report.text.frame import ALARM, alarm, not_judged, sim
 from collbench.report.text.layout import Lines, Page, Part, listed, short, table, whole
@@ -61,6 +61,7 @@ _MAX_ROWS = 20  # rows of a verdict; the JSON has all
 _FEW_ROWS = 7  # on the short page
 _FEW_LINES = 8  # about the runs on the short page
 _MAX_NAMES = 6
+_SLOWING = (FlagKind.THROTTLED, FlagKind.SHARED)  # what makes a link slower; heat alone does not
 _ALL = ": --json has them all"
 _STYLES = {ChangeVerdict.WORSE: "bold red", ChangeVerdict.BETTER: "bold green"}
 _LEGEND = """\
@@ -259,12 +260,13 @@ def _found(comparison: Comparison) -> str:
         # NCCL's variables are the likeliest cause, and easily undone.
         variables = [difference for difference in comparison.differences if difference.what.startswith("NCCL_")]
         differ = "".join(f"; {variable.what} differs: {variable.base} → {variable.new}" for variable in variables)
-        throttled = [
+        disturbed_trials = [
             difference
             for difference in comparison.differences
-            if "throttled" in difference.new and "throttled" not in difference.base
+            if difference.what == DISTURBED
+            and any(kind in difference.new and kind not in difference.base for kind in _SLOWING)
         ]
-        differ += "".join(f"; {trials.what}: {trials.base or 'none'} → {trials.new}" for trials in throttled)
+        differ += "".join(f"; {trials.what}: {trials.base} → {trials.new}" for trials in disturbed_trials)
         slowest = _slowest(comparison, comparison.regressions)
         return f"Regression: {slowest}, significantly more than {limit}{points}{differ}."
     judged: list[Change | ChangeGroup] = [*comparison.groups, *comparison.changes]
