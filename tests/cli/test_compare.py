@@ -196,5 +196,6 @@ def test_an_undisturbed_run_is_not_blamed(program: Program) -> None:
     run_file.save(run_of(gpus(4), few), Path("base.json"))
     run_file.save(run_of(gpus(4), slow), Path("new.json"))
     page = program("compare", "base.json", "new.json").out
-    assert "4 of 4 data points are undecided." in page
+    assert page.startswith("not judged: no data point has three trials")
+    assert "\nUndecided: 4 of 4 data points; nothing is significant: no data point has three trials" in page
     assert "disturbed" not in page

@@ -223,11 +223,18 @@ def runs_vary(comparison: Comparison) -> str:
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Return the verdict in one sentence; if most data points are undecided, how many, and which pairs changed."""
+    """Return the verdict in one sentence; if most data points are undecided, how many, and which pairs changed.
+
+    That they are is the answer where nothing is slower.
+    """
     found = _found(comparison)
     if not comparison.mostly_undecided:
         return found
     clauses = [found.removesuffix("."), _undecided(comparison)]
+    if found.startswith("Nothing"):  # most is not known to be as fast: that is the answer
+        undecided = comparison.count(ChangeVerdict.UNDECIDED)
+        nothing = clauses[0].removeprefix("Nothing")
+        clauses = [f"Undecided: {undecided} of {amount(len(comparison.changes), 'data point')}", f"nothing{nothing}"]
     changed = (ChangeVerdict.WORSE, ChangeVerdict.BETTER)
     if any(group.verdict in changed for group in comparison.groups if group.kind is GroupKind.WORK):
         return f"{'; '.join(clauses)}."  # all pairs changed: whether some of them vary is no question
