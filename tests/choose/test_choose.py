@@ -338,3 +338,5 @@ def test_a_device_whose_copies_to_all_beat_its_port_is_not_called_failed() -> No
     said = chosen.why(run.devices)
     assert "failed" not in said
     assert said.endswith("; includes GPU0 with a rate above the limit")
+    many = replace(chosen, failed=tuple(combinations(range(4), 2)), impossible=())
+    assert many.why(run.devices).endswith("; includes failed GPU0-GPU1; GPU0-GPU2; GPU0-GPU3; GPU1-GPU2 and 2 more")

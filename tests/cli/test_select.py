@@ -455,6 +455,7 @@ def test_a_run_without_a_pair_that_failed_says_so(program: Program, count: str, 
     said = program("select", count, "run.json", "--any-machine")
     assert said.status == 4
     assert says in said.err
+    assert ("'collbench show run.json' says where" in said.err) is ("no pair" in says)
 
 
 def test_a_choice_by_an_interrupted_run_first_says_how_many_pairs_it_has(program: Program) -> None:
@@ -473,6 +474,11 @@ def test_a_choice_by_an_interrupted_run_first_says_how_many_pairs_it_has(program
     said = program("select", "2", "few.json", "--any-machine")
     assert (said.status, said.out) == (2, "")
     assert "6 of 6 pairs were measured by allreduce at 8 B, which says nothing of bandwidth: measure again" in said.line
+    said = program("show", "few.json")
+    assert [line for line in said.out.splitlines() if line.startswith("best")] == [
+        "best     none: the largest size measured on enough pairs is 8 B, which says nothing of bandwidth"
+    ]
+    assert "GPU" in next(line for line in program("show", "part.json").out.splitlines() if line.startswith("best 2"))
     run_file.save(run, Path("whole.json"))
     run_file.save(replace(run, complete=False), Path("all.json"))  # interrupted in what decides nothing
     for path in ("whole.json", "all.json"):

@@ -40,6 +40,10 @@ def test_a_degraded_link_is_reported_in_links_worth_and_explains_the_rest() -> N
     assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
 
 
+def test_a_rate_between_those_of_whole_numbers_of_links_is_not_called_one_of_them() -> None:
+    assert "reaches 36% of the rate of 18 links" in what(the(h200(slow(BOTH, 6.5 / 18)), Kind.NV_DEGRADED))
+
+
 @pytest.mark.parametrize(
     ("case", "factor", "found"),
     [
@@ -207,7 +211,7 @@ def test_hidden_nvlinks_name_the_virtual_machine_if_there_is_one(virtualization:
     run = pcie({}, lambda _w, _m: 52.0)
     run = replace(run, machine=replace(run.machine, virtualization=virtualization))
     (hidden,) = (verdict for verdict in judge(run) if verdict.kind is Kind.HIDDEN_NVLINK)
-    assert hidden.cause.text.startswith(f"{who} hides the NVLinks")
+    assert hidden.cause.text.startswith(f"{who} hides NVLinks")
 
 
 def test_two_trials_show_no_noise_and_are_not_judged() -> None:
@@ -259,14 +263,16 @@ def test_what_beats_a_link_is_reported_of_its_ways_with_all_rates(variant: Varia
     assert "1 batch)" in what(one)
 
 
-@pytest.mark.parametrize(("worth", "reported"), [(1.2, "1"), (0.5, "0.5"), (16.0 / 2, "8")])
+@pytest.mark.parametrize(
+    ("worth", "reported"), [(1.2, "7% of the rate of 18"), (0.5, "3% of the rate of 18"), (8.0, "the rate of 8 of 18")]
+)
 def test_links_worth(worth: float, reported: str) -> None:
     """In slots of PCIe gen 3 ×4 even half an NVLink is faster than PCIe."""
     run = h200(slow(BOTH, worth / 18))
     narrow = tuple(replace(gpu, pcie_generation=3, pcie_width=4) for gpu in run.devices)
     plain = [found for found in run.measurements if found.point.variant is Variant.PLAIN]
     (verdict,) = (v for v in judge(replace(run, devices=narrow, measurements=plain)) if v.kind is Kind.NV_DEGRADED)
-    assert f"the rate of {reported} of 18 links" in what(verdict)
+    assert f"reaches {reported} links" in what(verdict)
 
 
 @pytest.mark.parametrize(

@@ -330,7 +330,7 @@ def test_a_variable_of_nccls_file_is_named_with_the_file() -> None:
 @pytest.mark.parametrize(
     ("transport", "certainty", "said", "fix"),
     [
-        ("P2P/CUMEM", Certainty.SHOWN, "; without the variable it took P2P/CUMEM", "unset NCCL_P2P_LEVEL"),
+        ("P2P/CUMEM", Certainty.SHOWN, "; without the variable it took P2P", "unset NCCL_P2P_LEVEL"),
         ("SHM/direct/direct", Certainty.POSSIBLE, ", so this is not the only cause", "unset NCCL_P2P_LEVEL"),
         ("", Certainty.CONSISTENT, "; without the variable NCCL failed", "leave it set"),
     ],

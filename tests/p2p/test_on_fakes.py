@@ -172,8 +172,7 @@ def test_a_variable_is_shown_to_be_the_cause_by_what_nccl_takes_without_it(fakes
     (cause,) = (one for one in answer["causes"] if one["name"] == "NCCL variable")
     assert cause["certainty"] == "shown"
     assert cause["text"] == (
-        f"NCCL_P2P_DISABLE=1 is set in {conf}: NCCL takes SHM/direct/direct, though P2P delivers; without the variable "
-        "it took P2P/direct pointer/read"
+        f"NCCL_P2P_DISABLE=1 is set in {conf}: NCCL takes SHM, though P2P delivers; without the variable it took P2P"
     )
     assert cause["fix"] == f"remove NCCL_P2P_DISABLE from {conf}"
 

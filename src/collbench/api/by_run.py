@@ -40,7 +40,7 @@ from collbench.model.errors import (
 )
 from collbench.model.operations import Operation, Variant, Work, format_version
 from collbench.model.run import CommandKind, Device, FlagKind, Health, Run, Sample, Settings, device_sets
-from collbench.model.units import TELLING_BYTES, format_size, parse_sizes, verb
+from collbench.model.units import format_size, parse_sizes, verb
 from collbench.report.views import PeerAccess
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.codec import MAX_BYTES
@@ -49,7 +49,10 @@ from collbench.runfile.codec import MAX_BYTES
 def by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
     """Return the choice by a run of any machine. Raises UsageError, RunFileError."""
     run = run_file.load(Path(file))
-    choice = _chosen(request, run, request.excluded(run.devices))
+    try:
+        choice = _chosen(request, run, request.excluded(run.devices))
+    except NotTrusted as error:
+        raise NotTrusted(f"{error}: 'collbench show {shlex.quote(file)}' says where", error.exit_code) from error
     mark = f"{run.backend} " if capabilities(run.backend).simulated else ""
     source = f"{mark}{saved_run(run.started, file)}"
     return _answer(run, choice, _origin(run, run.backend, source))
@@ -139,7 +142,7 @@ def _chosen(request: ChoiceRequest, run: Run, exclude: Sequence[Device] = ()) ->
 
 def _origin(run: Run, backend: str, source: str) -> Origin:
     """Return the origin of a choice that a run's pairs decide."""
-    from collbench.choose.select import evidence  # late: numpy
+    from collbench.choose.select import evidence, too_small  # late: numpy
 
     ranking = evidence(run)
     origin = Origin(backend, source, run.machine.hostname, run.machine.fabric)
@@ -150,7 +153,7 @@ def _origin(run: Run, backend: str, source: str) -> Origin:
     if not run.complete and (measured < ranking.sets or ranking.size_bytes < max(run.settings.sizes, default=0)):
         by = f"{ranking.work} at {format_size(ranking.size_bytes)}"
         partly = f"{measured} of {ranking.sets} pairs {verb(measured, 'was', 'were')} measured by {by}"
-        if ranking.size_bytes < TELLING_BYTES <= max(run.settings.sizes, default=0):
+        if too_small(run, ranking):
             raise UsageError(
                 f"nothing was chosen: {source} was interrupted when {partly}, which says nothing of bandwidth: "
                 "measure again with 'collbench pairs'"

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from collbench.api import SILENT, Notices, keywords
-from collbench.choose.choice import Band, Choice, Finalist, Omitted, Origin, Published, Selection
+from collbench.choose.choice import ABOVE_LIMIT, FEW_SETS, Band, Choice, Finalist, Omitted, Origin, Published, Selection
 from collbench.machine import device_names, nvidia_smi
 from collbench.machine.labels import labels_within
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError, near
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device
-from collbench.model.units import parse_size
+from collbench.model.units import abridged, parse_size
 from collbench.model.values import one_line
 
 # What a large gradient bucket of DDP comes to after a few of its 25 MiB ones; large enough that bandwidth decides.
@@ -83,9 +83,13 @@ class Selected:
     def check(self) -> Selection:
         """Return the selection to act on. Raises NotTrusted if it includes what failed."""
         if self.status:
-            failed, count = "; ".join(self.selection.failed), len(self.selection.devices)
+            failed, count = abridged(self.selection.failed, FEW_SETS, "; "), len(self.selection.devices)
+            if self.selection.impossible:
+                failed, wrong = failed.replace(ABOVE_LIMIT, ""), "a rate above the limit"
+            else:
+                wrong = "a failure"
             advice = "leave them out with --exclude, or see the reasons with --format text"
-            raise NotTrusted(f"every set of {count} includes a failure ({failed}): {advice}", self.status)
+            raise NotTrusted(f"every set of {count} includes {wrong} ({failed}): {advice}", self.status)
         return self.selection
 
 
@@ -99,7 +103,7 @@ def named(choice: Choice, devices: Sequence[Device], origin: Origin) -> Selectio
         return None if band is None or band.hi <= 0 or choice.estimated else (band.lo, band.hi)
 
     def failure(members: tuple[int, ...]) -> str:
-        above_limit = " (a rate above the limit)" if members in choice.impossible else ""
+        above_limit = ABOVE_LIMIT if members in choice.impossible else ""
         return f"{', '.join(tags(members))}{above_limit}"
 
     chosen = [devices[position] for position in choice.members]

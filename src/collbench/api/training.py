@@ -11,7 +11,7 @@ from datetime import timedelta
 from collbench import torchrun
 from collbench.api import SILENT, Notices, by_run
 from collbench.api.selecting import ChoiceRequest
-from collbench.choose.choice import against
+from collbench.choose.choice import FEW_SETS, against
 from collbench.choose.fitness import left_out
 from collbench.judge.outcome import outcome
 from collbench.machine import device_names
@@ -108,7 +108,7 @@ def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices)
     cut = [(device, by_run.MIG) for device in present.mig]
     if choice.failed:
         advice = "nothing was started; --devices uses devices in spite of this"
-        failed = device_sets(choice.failed, run.devices)
+        failed = device_sets(choice.failed, run.devices, FEW_SETS)
         what = f"{failed} with a rate above the limit" if choice.failed == choice.impossible else f"failed {failed}"
         raise NotTrusted(f"every set of {request.count} includes {what}: {advice}", outcome(run).status)
     devices = tuple(run.devices[position] for position in choice.members)

@@ -13,6 +13,9 @@ from collbench.model.run import Device, Members, device_sets
 from collbench.model.units import amount, figure, fixed, span, verb
 from collbench.model.values import one_line
 
+FEW_SETS = 4  # of those in which something is wrong, that a line names
+ABOVE_LIMIT = " (a rate above the limit)"  # after the name of a set in which nothing else is wrong
+
 
 class How(StrEnum):
     """What a set's all-reduce is predicted to run over, in words."""
@@ -165,9 +168,9 @@ class Choice:
             taken = ", ".join(f"{devices[left.member].tag} ({left.reason})" for left in self.forgiven)
             text += f"; with {taken}, because every set without them includes a failure"
         if broken := [some for some in self.failed if some not in self.impossible]:
-            text += f"; includes failed {device_sets(broken, devices)}"
+            text += f"; includes failed {device_sets(broken, devices, FEW_SETS)}"
         if above_limit := [some for some in self.failed if some in self.impossible]:
-            text += f"; includes {device_sets(above_limit, devices)} with a rate above the limit"
+            text += f"; includes {device_sets(above_limit, devices, FEW_SETS)} with a rate above the limit"
         return text
 
     @property
@@ -303,6 +306,11 @@ class Selection:
     failed: tuple[str, ...] = ()
     contradiction: str = ""
     published: tuple[Published, ...] = ()
+
+    @property
+    def impossible(self) -> bool:
+        """Whether rates above their limit are all that is wrong within it: then nothing failed."""
+        return bool(self.failed) and all(one.endswith(ABOVE_LIMIT) for one in self.failed)
 
     def __repr__(self) -> str:
         return f"<Selection of {self}>"

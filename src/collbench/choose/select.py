@@ -51,7 +51,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Members, Run, ordinary
-from collbench.model.units import SMALL_BYTES, every, fixed, verb
+from collbench.model.units import SMALL_BYTES, TELLING_BYTES, every, fixed, verb
 
 # Which k devices to use: predicted, then tie-broken.
 
@@ -68,9 +68,14 @@ def choose(run: Run, k: int, *, exclude: Collection[int] = (), allow_busy: bool 
 
 
 def choose_each(run: Run) -> Iterator[Choice]:
-    """Yield the choices of 2, 4, 8, … devices, as long as there are enough with measured pairs."""
+    """Yield the choices of 2, 4, 8, … devices, as long as there are enough with measured pairs.
+
+    None where the pairs of an interrupted run say nothing of bandwidth.
+    """
     run = ordinary(run)
     k, pool = 2, _Pool(run, left_out(run))
+    if pool.ranking is not None and too_small(run, pool.ranking):
+        return
     with suppress(UsageError):
         while k <= len(run.devices) - len(pool.out):
             yield _best(pool, k)
@@ -97,7 +102,7 @@ class _Pool:
         if self.ranking is None and 1 < k < len(fit):
             if self.ended.troubles:
                 kinds = ", ".join(dict.fromkeys(trouble.kind for trouble in self.ended.troubles))
-                why = f"because measuring failed ({kinds}): 'collbench show' says where"
+                why = f"because measuring failed ({kinds})"
                 raise NotTrusted(f"the run has no pair to choose by, {why}", self.ended.status)
             raise UsageError("the run has no pair: measure with 'collbench pairs' first")
         only = k == len(fit) and len(self.run.devices) > 1
@@ -165,7 +170,8 @@ def settle(choice: Choice, verification: Run) -> Choice:
     winner = choice.members if choice.members in tied else tied[0]
     default = next((some.members for some in choice.finalists if some.default), ())
     gain = _gain(by_set[winner], by_set[default], len(by_set)) if default in by_set and winner != default else None
-    simulated = capabilities(verification.backend).simulated
+    # The pages mark simulated rates themselves.
+    how = "" if capabilities(verification.backend).simulated else " measured"
     failed = tuple(devices for devices in choice.failed if set(devices) <= set(winner)) or outcome(verification).within(
         winner
     )
@@ -176,7 +182,7 @@ def settle(choice: Choice, verification: Run) -> Choice:
     return replace(
         choice,
         members=winner,
-        reason=f"{fixed(summaries[winner].busbw, 3)} GB/s {'simulated' if simulated else 'measured'}{over}",
+        reason=f"{fixed(summaries[winner].busbw, 3)} GB/s{how}{over}",
         failed=failed,
         band=next(some.band for some in choice.finalists if some.members == winner),
         finalists=tuple(
@@ -318,6 +324,11 @@ def evidence(run: Run, among: Collection[int] | None = None) -> Ranking | None:
             size = max(size for size, count in pairs.items() if count >= enough)
             return rank_pairs(_only(run, among), operation, size, among, another_run)
     return None
+
+
+def too_small(run: Run, ranking: Ranking) -> bool:
+    """Return whether an interrupted run ended before any size that shows bandwidth, though it asks for some."""
+    return not run.complete and ranking.size_bytes < TELLING_BYTES <= max(run.settings.sizes, default=0)
 
 
 def from_run(run: Run, fit: Collection[int], ranking: Ranking, without: str = "") -> SelectionProblem:

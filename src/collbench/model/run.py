@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from collbench.model.errors import Failure, FailureKind, WrongData
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.skew import Blocks, Skew, blocks_of
-from collbench.model.units import amount, counted, format_size
+from collbench.model.units import abridged, amount, counted, format_size
 from collbench.model.values import Amount, Count, Ordinal, Positive, Seed, Whole
 
 # The phase before a sweep, in which communicators are made; it is not part of the sweep's seconds.
@@ -69,10 +69,13 @@ def tags(positions: Sequence[int], devices: Sequence[Device], between: str = ", 
     return between.join(devices[position].tag for position in positions)
 
 
-def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device]) -> str:
-    """Return the names of sets of devices: "GPU2-GPU3; GPU4"; "an unknown device" for an empty one."""
+def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device], most: int | None = None) -> str:
+    """Return the names of sets of devices: "GPU2-GPU3; GPU4"; "an unknown device" for an empty one.
+
+    Of more than `most` sets the first are named, and the others counted.
+    """
     names = (tags(device_set, devices, "-" if len(device_set) == 2 else ", ") for device_set in sets)
-    return "; ".join(name or "an unknown device" for name in names)
+    return abridged([name or "an unknown device" for name in names], len(sets) if most is None else most, "; ")
 
 
 class PeerStatus(StrEnum):

@@ -367,7 +367,8 @@ def _variable(case: _Case) -> _Found | None:
         name, value = "NCCL_P2P_LEVEL", case.variables.get("NCCL_P2P_LEVEL", "").strip().upper()
         if not value or _within(case.label, _NUMBERED.get(value, value)):
             return None
-    text = f"{name}={value} is set{_file(case, name, ' in {}')}: NCCL takes {case.link.nccl}, though P2P delivers"
+    taken = _transport(case.link.nccl)
+    text = f"{name}={value} is set{_file(case, name, ' in {}')}: NCCL takes {taken}, though P2P delivers"
     return _blamed(case, name, text, lambda transport: "P2P/" in transport)
 
 
@@ -380,10 +381,15 @@ def _blamed(case: _Case, name: str, text: str, mends: Callable[[str], bool]) -> 
         return found
     if not again:
         return found._replace(text=f"{text}; without the variable NCCL failed", fix="leave it set", command="")
-    text = f"{text}; without the variable it took {again}"
+    text = f"{text}; without the variable it took {_transport(again)}"
     if mends(again):
         return found._replace(certainty=Certainty.SHOWN, text=text)
     return found._replace(certainty=Certainty.POSSIBLE, text=f"{text}, so this is not the only cause")
+
+
+def _transport(nccl: str) -> str:
+    """Return a transport without the details of NCCL's log, as the table has it: "SHM" of "SHM/direct/direct"."""
+    return nccl.partition("/")[0]
 
 
 def _file(case: _Case, name: str, text: str) -> str:
@@ -404,7 +410,7 @@ def _default_level(case: _Case) -> _Found | None:
     blamed = variable is not None and variable.certainty is not Certainty.POSSIBLE
     if blamed or not case.over_pcie or case.label in _NEAR:
         return None
-    text = f"NCCL does not use P2P over this distance ({case.label}) by itself: it takes {case.link.nccl}"
+    text = f"NCCL does not use P2P over this distance ({case.label}) by itself: it takes {_transport(case.link.nccl)}"
     return _Found(Certainty.POSSIBLE, text, "compare with collbench allreduce", command="export NCCL_P2P_LEVEL=SYS")
 
 

@@ -114,6 +114,7 @@ def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> Cause:
 
 # Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory.
 _HEALTHY_SHARE = 0.9
+_NEAR_WHOLE = 0.15  # of a link: a rate that differs by more is not that of a whole number of links
 VIRTUAL = ("pass-through", "vGPU")  # NVML's words for a GPU inside a virtual machine
 
 
@@ -173,7 +174,7 @@ def _hidden(facts: Facts, links: Mapping[Link, Reading], impossible_links: Colle
     for blame, beyond in cases:
         cause = Cause(
             "nvlinks_hidden",
-            f"{hides} hides the NVLinks or NVSwitches from the labels, which are used, unless the timing is wrong",
+            f"{hides} hides NVLinks or NVSwitches that the copies use, so no label shows them; or the timing is wrong",
             f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}; lspci | grep -i nvidia",
         )
         text, more = "faster than PCIe can be, though the label has no NVLink", dict[str, Any]()
@@ -206,7 +207,7 @@ def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Ver
     text = f"{above} ({works}; {batches} batch{'' if batches == 1 else 'es'})"
     cause = Cause(
         "timing_or_limit",
-        "the timing is wrong, or the limit is because the driver reports fewer or slower links than there are",
+        "the timing is wrong, or the limit is: the driver may report fewer or slower links than there are",
         f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}; nvidia-smi topo -m",
     )
     measured = rates[0], median(rates), rates[-1]
@@ -267,7 +268,10 @@ def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Verdic
 def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Verdict:
     count = nvlink_count(facts.label(min(blame.links)))
     worth = _worth(facts, blame, links, count)
-    text = f"reaches the rate of {f'{worth:.0f}' if worth >= 1 else f'{worth:.1f}'} of {amount(count, 'link')}"
+    whole = round(worth) if abs(worth - round(worth)) <= _NEAR_WHOLE else 0  # else no number of links explains it
+    text = (
+        f"reaches {f'the rate of {whole}' if whole else f'{worth / count:.0%} of the rate'} of {amount(count, 'link')}"
+    )
     cause = unhealthy_devices(facts).cause(blame.members) or _lanes(facts, blame)
     return verdict_on(facts, Kind.NV_DEGRADED, blame, text, cause, [links[link] for link in blame.links])
 

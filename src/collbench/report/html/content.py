@@ -11,7 +11,7 @@ import numpy as np
 from rich.text import Text
 
 from collbench.choose.fitness import left_out
-from collbench.choose.select import choose_each, evidence
+from collbench.choose.select import choose_each, evidence, too_small
 from collbench.judge.compare import compare
 from collbench.judge.diagnose import Diagnosis, Severity
 from collbench.judge.outcome import Outcome, outcome, without_idle
@@ -107,8 +107,9 @@ def _which_devices(run: Run, ranking: Ranking | None) -> Html:
     chosen = [] if ranking is None else [*choose_each(run)]
     lines, state = recommended(run, chosen), "warn" if left_out(run) else ""
     if not chosen:
-        why = "the run has no pair" if ranking is None else "no two devices that were measured together are fit"
-        return Html("Which devices", "nothing to choose", [why, *lines], state)
+        unfit = "no two devices that were measured together are fit"
+        whys = ["the run has no pair"] if ranking is None else [] if too_small(run, ranking) else [unfit]
+        return Html("Which devices", "nothing to choose", [*whys, *lines], state)
     any_of_them = all(choice.tied or len(choice.members) == len(run.devices) for choice in chosen)
     short = "any of them" if any_of_them else tags(chosen[0].members, run.devices)
     return Html("Which devices", short, lines, state)

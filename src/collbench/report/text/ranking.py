@@ -11,7 +11,7 @@ from rich.text import Text
 
 from collbench.choose.choice import Choice
 from collbench.choose.fitness import left_out
-from collbench.choose.select import choose_each, evidence
+from collbench.choose.select import choose_each, evidence, too_small
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.stats import MIN_TRIALS
 from collbench.judge.tiers import (
@@ -83,6 +83,9 @@ def recommended(run: Run, chosen: Iterable[Choice]) -> list[str]:
         for choice in chosen
     ]
     lines = [f"{line}{sim(run, ' (sim)')}" for line in lines]
+    if (ranking := evidence(run)) is not None and too_small(run, ranking):
+        at = f"the largest size measured on enough pairs is {format_size(ranking.size_bytes)}"
+        lines = [f"best     none: {at}, which says nothing of bandwidth"]
     return lines + [f"left out {run.devices[left.member].tag}: {left.reason}" for left in left_out(run)]
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collbench.choose.choice import Selection
+from collbench.choose.choice import FEW_SETS, Selection
 from collbench.model.operations import Operation
 from collbench.model.units import (
     DELTA,
     TELLING_BYTES,
+    abridged,
     amount,
     capped,
     columns,
@@ -36,7 +37,10 @@ def explanation(selection: Selection, width: int | None = None, *, verbose: bool
     where += f" on {origin.machine}" if origin.machine else ""
     if origin.simulated:
         where = f" of the simulated machine {origin.fabric} (sim)"
-    lines = [f"FAILED: the set includes {'; '.join(selection.failed)}{_sim(selection)}"] if selection.failed else []
+    lines = []
+    if selection.failed:
+        what = "IMPOSSIBLE" if selection.impossible else "FAILED"
+        lines.append(f"{what}: the set includes {abridged(selection.failed, FEW_SETS, '; ')}{_sim(selection)}")
     if origin.interrupted:
         lines.append(f"INTERRUPTED: {origin.interrupted}: another set may be better{_sim(selection)}")
     lines.append(", ".join(device.tag for device in selection.devices) + where)
