@@ -33,6 +33,7 @@ COLLECTIVES: list[Row] = [
     ("sizes twice", "reduce --sizes 1M -b 8", "--sizes and --minbytes both say which sizes", "use only one"),
     ("devices twice", "reduce -g 2 --devices 0,1", "--devices and --ngpus both say which", "use only one"),
     ("two things to print", "reduce --json --format nccl-tests", "both say what to print", "use only one"),
+    ("nccl-tests' registration", "allreduce -R 1", "no such option '-R'", "did you mean '--registration'?"),
     ("operations of pairs", "reduce --operations copy", "no such option '--operations'", "reduce --help'"),
 ]
 PATTERNS: list[Row] = [

@@ -65,6 +65,7 @@ def test_one_machine_has_a_line_for_each_operation_and_number_of_gpus(program: P
         # No figure: of the GPU, of the number of GPUs, of the size, of the operation.
         ("2 L4", "allreduce", "1G", "3", LISTED, 1),
         ("8 x H100", "gather", "1G", "311", LISTED, 1),
+        ("2 x RTX 4090", "allreduce", "32M", "20", "nothing to compare with; there are figures of 4 GPUs", 1),
     ],
 )
 def test_one_number_is_judged_without_a_run(
@@ -163,6 +164,10 @@ def test_json_has_what_is_normal_at_a_size_and_whether_a_rate_is(
         (["8 x H100", "allreduce", "--size", "1G", "--busbw", "480Gb/s"], "--busbw '480Gb/s' is no rate: write it in"),
         (["H100 x 8"], "'H100 x 8' has the number of GPUs last: write '8 x H100'"),
         (["H200", "allreduce", "--size", "1G", "--busbw", "326"], "what is normal depends on the number of GPUs"),
+        (
+            ["2 x RTX 4090", "allreduce"],
+            "there is no published figure for allreduce on '2 x RTX 4090': there are figures",
+        ),
         (["H100", "gather"], "there is no published figure for gather on 'H100'"),
         (["run.json"], "there is no published figure for 'run.json': a run is judged by 'collbench compare run.j"),
     ],

@@ -43,6 +43,15 @@ def three(folder: Path) -> list[Path]:
     return files
 
 
+def test_runs_advise_the_first_that_can_be_read(program: Program, folder: Path) -> None:
+    newest = three(folder)[0]
+    newest.write_text("{", encoding="utf-8")
+    said = program("runs").out
+    number = said.splitlines()[1].split()[0]
+    assert said.endswith(f"more      'collbench show {number}' shows run {number}\n")
+    assert program("show", number).out
+
+
 def test_runs_are_listed_newest_first_with_their_outcome(program: Program, folder: Path) -> None:
     files = three(folder)
     runs = collbench.runs()

@@ -455,7 +455,7 @@ def test_a_run_without_a_pair_that_failed_says_so(program: Program, count: str, 
     said = program("select", count, "run.json", "--any-machine")
     assert said.status == 4
     assert says in said.err
-    assert ("'collbench show run.json' says where" in said.err) is ("no pair" in says)
+    assert ("'collbench show run.json' says where" in said.err) is bool(says)
 
 
 def test_a_choice_by_an_interrupted_run_first_says_how_many_pairs_it_has(program: Program) -> None:

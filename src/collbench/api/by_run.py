@@ -118,7 +118,10 @@ def chosen_by_run(
     from collbench.choose.select import by_finalists  # late: numpy
 
     found = find(criteria, notices)
-    choice = _chosen(request, found.run)
+    try:
+        choice = _chosen(request, found.run)
+    except NotTrusted as error:
+        raise NotTrusted(f"{error}: {found.source}", error.exit_code) from error
     while verify is not None and _worth_measuring(verify, choice, criteria.backend):
         try:
             choice, files = by_finalists(choice, found.run, partial(measure_finalists, verify, found.run, notices))

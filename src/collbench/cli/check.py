@@ -71,7 +71,9 @@ def _with_checks(request: Request, **_options: Any) -> Request:
 
 @click.command(cls=MeasuringCommand, build=_with_checks)
 @_file
-@measuring_options(_map_p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
+@measuring_options(
+    _map_p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"), backend=options.backend_of_a_machine
+)
 def check(
     *,
     run_file: Path | None,

@@ -18,7 +18,7 @@ from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.model.units import format_size, grouped, parse_share, parse_size
+from collbench.model.units import amount, format_size, grouped, parse_share, parse_size
 
 if TYPE_CHECKING:
     from collbench.judge.references import Figure, Reference
@@ -197,17 +197,19 @@ def reference(
         raise UsageError("--size asks about one operation: name it, as 'collbench reference \"8 x H100\" allreduce'")
     if busbw is not None and size is None:
         raise UsageError("--busbw needs the message size of the rate: add --size")
-    kinds = _kinds(by_kind(load()), machine or "", operation)
+    every = by_kind(load())
+    kinds = _kinds(every, machine or "", operation)
     if not kinds and (last := _COUNTED_LAST.fullmatch(machine or "")):
         raise UsageError(f"'{machine}' has the number of GPUs last: write '{last[2]} x {last[1].strip()}'")
+    other_counts = "" if kinds else _other_counts(every, machine or "", operation)
     if not kinds and size is None:
         what = f"'{machine}'" if operation is None else f"{operation} on '{machine}'"
-        advice = "'collbench reference' lists all machines"
+        advice = other_counts or "'collbench reference' lists all machines"
         if Path(machine or "").is_file():
             advice = f"a run is judged by 'collbench compare {machine} --reference'"
         raise UsageError(f"there is no published figure for {what}: {advice}")
     if size is not None:
-        _answer(kinds, f"{operation} at {format_size(size)} on '{machine}'", size, busbw)
+        _answer(kinds, f"{operation} at {format_size(size)} on '{machine}'", size, busbw, other_counts)
     else:
         show_answer(page.coverage(kinds), lambda: page.coverage_json(kinds))
 
@@ -222,15 +224,26 @@ def _kinds(kinds: Sequence[tuple[Figure, ...]], machine: str, operation: Operati
     return [kind for kind in found if count in (None, kind[0].ranks) and operation in (None, kind[0].operation)]
 
 
-def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: float | None) -> None:
-    """Print what is normal at a size, a line for each kind of machine and NVLS setting, and leave with the status."""
+def _other_counts(kinds: Sequence[tuple[Figure, ...]], machine: str, operation: Operation | None) -> str:
+    """Return of which numbers of GPUs there are figures, where a machine's text asks for another one."""
+    counted = _COUNTED.fullmatch(machine)
+    ranks = sorted({kind[0].ranks for kind in _kinds(kinds, counted[2], operation)}) if counted else []
+    return f"there are figures of {', '.join([*map(str, ranks[:-1]), amount(ranks[-1], 'GPU')])}" if ranks else ""
+
+
+def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: float | None, other_counts: str) -> None:
+    """Print what is normal at a size, a line for each kind of machine and NVLS setting, and leave with the status.
+
+    `other_counts` says, without such figures, of which other numbers of GPUs there are some; "" for none.
+    """
     from collbench.judge.references import ReferenceVerdict, place, place_among, reference_at
     from collbench.report.text.reference import nowhere, placed, placed_json, usual
 
     found = [published for kind in kinds if (published := reference_at(kind, size))]
     if not found:
         with leaving(ExitStatus.FAILED):
-            nothing = f"{what}: {nowhere(kinds, size)}\n"
+            why = f"nothing to compare with; {other_counts}" if other_counts else nowhere(kinds, size)
+            nothing = f"{what}: {why}\n"
             echo(placed_json({}, busbw, ExitStatus.FAILED) if is_json() else nothing, end="")
         return
     counts = sorted({published.figure.ranks for published in found})

@@ -59,11 +59,13 @@ class MeasuringCommand(options.CheckedCommand):
 
 
 def measuring_options(
-    *own: options.Command, sized: options.Command | None = options.sizes
+    *own: options.Command,
+    sized: options.Command | None = options.sizes,
+    backend: options.Command = options.backend,
 ) -> Callable[[options.Command], options.Command]:
     """Return the options of every command that measures, with the command's own after the sizes."""
     first = (options.devices,) if sized is None else (options.devices, sized)
-    run = (options.backend, options.fabric, options.output, options.force, options.nccl, options.seed)
+    run = (backend, options.fabric, options.output, options.force, options.nccl, options.seed)
     return options.apply(*first, *own, *_stopping, *run, verbose_option)
 
 

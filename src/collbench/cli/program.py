@@ -178,6 +178,10 @@ _OTHER_NAMES = {
     "--size": "--sizes",
     "--datatype": "--dtype",
     "--out": "--output",
+    # Flags of nccl-tests, whose values differ from ours (docs/nccl-tests.md).
+    **dict.fromkeys(("-R", "--local_register"), "--registration"),
+    "-T": "--budget",
+    "-t": "-g",
 }
 
 

@@ -371,8 +371,8 @@ _skew = option("--skew KIND", "Block sizes: zipf:1.2, or FILE.", parse_skew, def
 
 _HELP = """Time {name} over all chosen GPUs as one communicator: {does}.
 
-    Sizes are as in nccl-tests: bytes {size}. Columns: size, count, time, algbw, busbw and its 95% interval. "time" is
-    device time (graph replay, slowest rank), "launch" one call of an ungraphed loop (mean).
+    Sizes are as in nccl-tests: bytes {size}. Columns: size, time, algbw, busbw and its 95% interval. "time" is device
+    time (graph replay, slowest rank). --verbose adds "launch", one call of an ungraphed loop (mean), and others.
 
     \b
     Examples:

@@ -26,7 +26,8 @@ def page(runs: Sequence[SavedRun]) -> Page:
     """Yield the table, in the order given, and where the files are: whole names would break every line."""
     yield table(*_HEAD, rows=map(_row, runs), left=_HEAD, keys=1)
     files = [f"files     {folder}" for folder in sorted({one_line(str(run.path.parent)) for run in runs})]
-    yield Lines("\n".join(["", *files, "more      'collbench show 1' shows run 1"]))
+    first = runs[0].number  # newer files may be unreadable
+    yield Lines("\n".join(["", *files, f"more      'collbench show {first}' shows run {first}"]))
 
 
 def _row(run: SavedRun) -> tuple[str, ...]:
