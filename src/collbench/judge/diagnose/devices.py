@@ -384,7 +384,8 @@ def _there(trials: _Array) -> _Array:
 def _is_slower(shifts: _Shifts, touches: _Flags, device: int, chance: float) -> bool:
     """Return whether the data points of a device were slower, and more so than those of others if there are enough.
 
-    Without any one of its pairs it is slower, too: what slows one link for a while, in all works, is no device's.
+    Without any one of its pairs it is more than half as slow: what slows one link for a while, in all works, is no
+    device's.
     """
     touched, least, usual = touches[device], _MIN_SLOWER_ALONE, 0.0
     others, parts = ~touched, [touched]
@@ -393,8 +394,8 @@ def _is_slower(shifts: _Shifts, touches: _Flags, device: int, chance: float) -> 
     by = float(shifts.slower[touched].mean()) - usual
     shared = touched & (touches.sum(axis=0) > 1)
     without = (shared & ~other for other in np.delete(touches, device, axis=0))
-    least_by = min([by, *(float(shifts.slower[rest].mean()) - usual for rest in without if rest.any())])
-    if least_by <= least or shifts.chance(touched, least) > chance:
+    of_one_pair = any(float(shifts.slower[rest].mean()) - usual < by / 2 for rest in without if rest.any())
+    if by <= least or of_one_pair or shifts.chance(touched, least) > chance:
         return False
     # Two ways to know the noise, so each may err half as often. Of few data points one wild trial moves the mean, and
     # only their spread tells.
