@@ -269,9 +269,9 @@ def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Verd
     count = nvlink_count(facts.label(min(blame.links)))
     worth = _worth(facts, blame, links, count)
     whole = round(worth) if abs(worth - round(worth)) <= _NEAR_WHOLE else 0  # else no number of links explains it
-    text = (
-        f"reaches {f'the rate of {whole}' if whole else f'{worth / count:.0%} of the rate'} of {amount(count, 'link')}"
-    )
+    text = f"reaches {worth / count:.0%} of what {amount(count, 'healthy link')} {'does' if count == 1 else 'do'}"
+    if whole:
+        text = f"reaches the rate of {whole} of {amount(count, 'link')}"
     cause = unhealthy_devices(facts).cause(blame.members) or _lanes(facts, blame)
     return verdict_on(facts, Kind.NV_DEGRADED, blame, text, cause, [links[link] for link in blame.links])
 
