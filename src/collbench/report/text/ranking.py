@@ -83,7 +83,7 @@ def recommended(run: Run, chosen: Iterable[Choice]) -> list[str]:
         for choice in chosen
     ]
     lines = [f"{line}{sim(run, ' (sim)')}" for line in lines]
-    if (ranking := evidence(run)) is not None and too_small(run, ranking):
+    if not lines and (ranking := evidence(run)) is not None and too_small(run, ranking):
         at = f"the largest size measured on enough pairs is {format_size(ranking.size_bytes)}"
         lines = [f"best     none: {at}, which says nothing of bandwidth"]
     return lines + [f"left out {run.devices[left.member].tag}: {left.reason}" for left in left_out(run)]
