@@ -141,6 +141,7 @@ void bind_gpus(py::module_& module) {
            Unlocked())
       .def("free_bytes", &Gpus::free_bytes, Unlocked())
       .def("allocate", &Gpus::allocate, "bytes"_a, "host_bytes"_a = Gpus::kNoLimit, Unlocked())
+      .def("pin_host", &pin_host, "links"_a, Unlocked())
       .def_property_readonly("cache_bytes", &Gpus::cache_bytes)
       .def_property_readonly("multicast_supported", &Gpus::multicast_supported)
       .def("peer_access", &Gpus::peer_access)

@@ -1,6 +1,8 @@
 #include "host_memory.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <future>
 #include <stdexcept>
 
 #include "numa_node.hpp"
@@ -56,6 +58,18 @@ CUdeviceptr host_target(Gpus& gpus, Gpu& gpu, int position) {
   PinnedMemory& target = gpu.host[position].target;
   if (target.get() == nullptr) target = make_buffer(gpus, gpu, position);
   return address(target);
+}
+
+void pin_host(Gpus& gpus, const std::vector<std::pair<int, int>>& links) {
+  std::vector<std::future<CUdeviceptr>> made;
+  for (const auto& [from, to] : links) {
+    Gpu& gpu = gpus[is_host(from) ? to : from];
+    const int position = is_host(from) ? from : to;
+    gpu.host[position];  // the map grows on this thread alone
+    made.push_back(std::async(std::launch::async, is_host(from) ? host_source : host_target, std::ref(gpus),
+                              std::ref(gpu), position));
+  }
+  for (const std::future<CUdeviceptr>& one : made) one.wait();
 }
 
 }  // namespace collbench

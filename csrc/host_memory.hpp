@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "gpus.hpp"
 
@@ -27,5 +29,8 @@ inline std::uint64_t host_seed(const Gpu& gpu) { return ~gpu.seed; }
 // CudaError, PolicyError, std::invalid_argument before Gpus::allocate.
 CUdeviceptr host_source(Gpus& gpus, Gpu& gpu, int position);
 CUdeviceptr host_target(Gpus& gpus, Gpu& gpu, int position);
+// Makes the host buffers of these transfers (as in CopyRound), all at once. What cannot be made is left to its first
+// use, which throws the reason.
+void pin_host(Gpus& gpus, const std::vector<std::pair<int, int>>& links);
 
 }  // namespace collbench

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from collbench.jobs.job import Call, Job
-from collbench.jobs.replay.measure import request_of
+from collbench.jobs.replay.measure import parse_without, request_of
 from collbench.jobs.replay.results import replays_of
 from collbench.model.run import Run
 from collbench.overlaps.workers import WorkerSession
@@ -57,7 +57,7 @@ def runs() -> dict[str, Future[Run]]:
     replays: dict[str, Callable[[], Run]] = {
         "one group": lambda: replayed(job_of([(0, 1)], [calls] * 2)),
         "stages": lambda: replayed(pipeline(2**22)),
-        "two arms": lambda: replayed(data_parallel(2, (2**26,)), without=("p2p",)),
+        "two arms": lambda: replayed(data_parallel(2, (2**26,)), without=parse_without("p2p")),
     }
     with ThreadPoolExecutor(len(replays)) as threads:
         return {name: threads.submit(replay) for name, replay in replays.items()}

@@ -25,7 +25,8 @@
 //   FAKE_CLOCK_AHEAD=0 (s that a GPU's own clock is ahead of the host's, by GPU)   FAKE_CLOCK_DRIFT=0 (how much
 //   faster it runs, a ratio, by GPU)   FAKE_CLOCK_STEP=32 (ns)   FAKE_STAMP=1e-6 (s a stamp, by GPU)
 //   FAKE_MEET=function=count,… (each call of these waits until all of them have been called so often, in any process)
-//   FAKE_SLOW=function=seconds,… (how long each call of these takes besides, in real time; "dlopen" is that of NCCL)
+//   FAKE_SLOW=function=seconds,… (how long each call of these takes besides, in real time; "dlopen" is that of NCCL,
+//   "pinned buffer" a cuMemHostAlloc from 64 KiB on)
 //   FAKE_LATE=0 (so many queries find work unfinished that is finished)
 //   FAKE_COPIES_LAST=1 (a copy takes its virtual time in real time, too)
 //   FAKE_MULTICAST=0 (by GPU; below 0: the driver does not know the attribute)

@@ -235,6 +235,7 @@ static void note_placement(void) {
 }
 
 EXPORT int cuMemHostAlloc(void** at, size_t bytes, unsigned flags) {
+  if (bytes >= 1 << 16) take_time("pinned buffer");
   CALLED_ON_GPU;
   RETURN_IF(blocking(__func__));
   if (flags != 3) return kInvalidValue;  // portable and mapped: the only kind that every GPU may write

@@ -138,15 +138,18 @@ def test_the_driver_starts_before_the_worker_is_asked_for_anything(fakes: Fakes)
     [
         ("NCCL's library and the contexts", "cuDevicePrimaryCtxRetain=2,dlopen=1"),
         ("NCCL's start and the buffers", "ncclCommInitRank=2,cuMemAlloc_v2=1"),
+        ("NCCL's start and host memory that copies will read and write", "ncclCommInitRank=2,pinned buffer=4"),
     ],
 )
 def test_what_takes_long_is_opened_side_by_side(fakes: Fakes, title: str, calls: str) -> None:
     script = """
         from collbench.measurement.backends import factory
         from collbench.measurement.plan import Request
-        from collbench.model.operations import Operation, Work
+        from collbench.model.operations import Operation, Variant, Work
         works = (Work(Operation.ALLREDUCE),)
         opened = factory.open_backend(Request(backend="cuda", nccl=os.environ["NCCL"], collectives=works))
+        for operation in (Operation.H2D_CE, Operation.D2H_CE, Operation.D2H_SM):
+            assert all(opened.backend.can_run(Work(operation, Variant.HOST), (gpu,)) is None for gpu in range(2))
         opened.backend.reserve(1024)
         opened.backend.prepare(((0, 1),))
         opened.backend.ready()
@@ -154,6 +157,38 @@ def test_what_takes_long_is_opened_side_by_side(fakes: Fakes, title: str, calls:
     """
     done = fakes.script(script, gpus=2, memory=2**32, free=1282 * 2**20, meet=calls)
     assert len(done.lines("meeting ")) >= 3, title
+
+
+@pytest.mark.parametrize(
+    ("title", "settings", "pinned"),
+    [
+        ("slow", {"slow": "pinned buffer=1"}, 4),
+        # Opening pins 3 times: the second of the buffers fails.
+        ("one is refused at first, and made by the copy that needs it", {"fail": "cuMemHostAlloc:2:5"}, 3),
+    ],
+)
+def test_no_step_runs_while_host_memory_is_pinned(
+    fakes: Fakes, title: str, settings: dict[str, str], pinned: int
+) -> None:
+    script = """
+        from collbench.measurement.backends.cuda import CudaBackend, list_gpus
+        from collbench.measurement.backends.protocol import Open, Step
+        from collbench.model.operations import Operation, Variant, Work
+        from collbench.model.run import Device
+        backend = CudaBackend(Open(tuple(Device(at, uuid, "GPU") for at, uuid in enumerate(list_gpus()))), None)
+        host = [Work(operation, Variant.HOST) for operation in (Operation.H2D_CE, Operation.D2H_CE)]
+        copies = [(work, (gpu,)) for work in host for gpu in range(2)]
+        assert not any(backend.can_run(*copy) for copy in copies)
+        backend.reserve(1024)
+        for work, members in ((Work(Operation.CE_WRITE), (0, 1)), *copies):
+            backend.time(Step(work, (members,), 1024, 1, 1))
+    """
+    done = fakes.script(script, gpus=2, **settings)
+    lines = [line for line in done.log if line.startswith(("copy memcpy", "+pinned"))]
+    first = next(number for number, line in enumerate(lines) if line.startswith("copy"))
+
+    assert len([line for line in lines[:first] if line.startswith("+pinned")]) - 3 == pinned, title
+    assert len([line for line in lines if line.startswith("+pinned")]) - 3 == 4, title
 
 
 def test_the_kernels_of_all_gpus_are_loaded_at_once(fakes: Fakes) -> None:
