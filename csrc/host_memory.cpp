@@ -1,8 +1,6 @@
 #include "host_memory.hpp"
 
 #include <algorithm>
-#include <functional>
-#include <future>
 #include <stdexcept>
 
 #include "numa_node.hpp"
@@ -61,15 +59,12 @@ CUdeviceptr host_target(Gpus& gpus, Gpu& gpu, int position) {
 }
 
 void pin_host(Gpus& gpus, const std::vector<std::pair<int, int>>& links) {
-  std::vector<std::future<CUdeviceptr>> made;
   for (const auto& [from, to] : links) {
-    Gpu& gpu = gpus[is_host(from) ? to : from];
-    const int position = is_host(from) ? from : to;
-    gpu.host[position];  // the map grows on this thread alone
-    made.push_back(std::async(std::launch::async, is_host(from) ? host_source : host_target, std::ref(gpus),
-                              std::ref(gpu), position));
+    if (is_host(from))
+      host_source(gpus, gpus[to], from);
+    else
+      host_target(gpus, gpus[from], to);
   }
-  for (const std::future<CUdeviceptr>& one : made) one.wait();
 }
 
 }  // namespace collbench

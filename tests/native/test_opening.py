@@ -138,7 +138,7 @@ def test_the_driver_starts_before_the_worker_is_asked_for_anything(fakes: Fakes)
     [
         ("NCCL's library and the contexts", "cuDevicePrimaryCtxRetain=2,dlopen=1"),
         ("NCCL's start and the buffers", "ncclCommInitRank=2,cuMemAlloc_v2=1"),
-        ("NCCL's start and host memory that copies will read and write", "ncclCommInitRank=2,pinned buffer=4"),
+        ("NCCL's start and host memory that copies will read and write", "ncclCommInitRank=2,pinned buffer=1"),
     ],
 )
 def test_what_takes_long_is_opened_side_by_side(fakes: Fakes, title: str, calls: str) -> None:
@@ -162,9 +162,9 @@ def test_what_takes_long_is_opened_side_by_side(fakes: Fakes, title: str, calls:
 @pytest.mark.parametrize(
     ("title", "settings", "pinned"),
     [
-        ("slow", {"slow": "pinned buffer=1"}, 4),
+        ("slow", {"slow": "pinned buffer=0.5"}, 4),
         # Opening pins 3 times: the second of the buffers fails.
-        ("one is refused at first, and made by the copy that needs it", {"fail": "cuMemHostAlloc:2:5"}, 3),
+        ("one is refused at first, and made by the copy that needs it", {"fail": "cuMemHostAlloc:2:5"}, 1),
     ],
 )
 def test_no_step_runs_while_host_memory_is_pinned(

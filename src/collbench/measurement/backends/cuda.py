@@ -143,8 +143,8 @@ class CudaBackend(Backend):
         self._free = tuple(self._gpus.free_bytes())
         # Asked once for each node: later our own buffers have taken what was free.
         self._node_refusal = cache(lambda node: _native.node_memory_refusal(node, len(self._ours)))
-        # Pinning takes 0.2 s for each of a GPU's two buffers of 256 MiB: it happens while NCCL starts. What `can_run`
-        # was asked for is pinned by `reserve`; no step runs meanwhile.
+        # Pinning takes 0.1 to 0.2 s for each of a GPU's two buffers of 256 MiB: it happens while NCCL starts. What
+        # `can_run` was asked for is pinned by `reserve`; no step runs meanwhile.
         self._host_links: set[tuple[int, int]] = set()
         self._pinning: Background[None] | None = None
 
@@ -236,7 +236,7 @@ class CudaBackend(Backend):
 
         Raises UsageError for what NCCL lacks.
         """
-        if self._pinning is not None:  # its failure is the one of the first copy that needs the memory
+        if self._pinning is not None:  # the copy that needs what could not be pinned tries again, and says why
             self._pinning.stand_by(math.inf)
             self._pinning = None
         doing = f"{step.work} of {format_size(step.size_bytes)}"
