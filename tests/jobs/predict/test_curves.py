@@ -47,9 +47,17 @@ def test_between_sizes_a_recorded_curve_is_met() -> None:
     assert curve(8 * MIB) == pytest.approx(48.6e-6, rel=0.05)
 
 
-def test_one_size_is_taken_as_bandwidth_and_as_latency() -> None:
-    curve = Curve({MIB: 1e-3})
-    assert [curve(MIB), curve(2 * MIB), curve(MIB // 2)] == pytest.approx([1e-3, 2e-3, 1e-3])
+def test_one_size_is_taken_as_bandwidth() -> None:
+    """A check of two H200 measures 64 MiB alone; 32 MiB took 133.5 µs [2026-11-29-2xh200-whole, 1/pairs1.json]."""
+    curve = Curve({64 * MIB: 247.6e-6})
+    assert [curve(64 * MIB), curve(128 * MIB)] == pytest.approx([247.6e-6, 495.2e-6])
+    assert curve(32 * MIB) == pytest.approx(133.5e-6, rel=0.08)
+
+
+def test_below_the_measured_sizes_latency_and_bandwidth_go_on() -> None:
+    """1 and 4 MiB have a latency of 8.2 µs; no message is faster per byte than the smallest that was measured."""
+    assert Curve({MIB: 14.6e-6, 4 * MIB: 33.8e-6})(MIB // 8) == pytest.approx(9.0e-6)
+    assert Curve({MIB: 14.6e-6, 4 * MIB: 200e-6})(MIB // 2) == pytest.approx(7.3e-6)
 
 
 def test_small_sizes_alone_say_nothing_of_large_ones() -> None:

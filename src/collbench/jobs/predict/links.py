@@ -173,8 +173,9 @@ def _settings(run: Run) -> dict[str, str]:
 class Curve:
     """Seconds of one operation on one set of devices, by message size in bytes: never less for more bytes.
 
-    A straight line between measured sizes, as latency and bandwidth have it. Beyond them a smaller message takes as
-    long as the smallest one, and a larger one longer than the largest by what the bytes between these two took.
+    A straight line between measured sizes, as latency and bandwidth have it. Below them the line of the two smallest
+    goes on, but no message is faster per byte than the smallest; above them a larger message takes longer than the
+    largest by what the bytes between smallest and largest took.
     """
 
     def __init__(self, points: Mapping[int, float]) -> None:
@@ -184,10 +185,13 @@ class Curve:
         first, last = self.sizes[0], self.sizes[-1]
         rise = self._seconds[-1] - self._seconds[0]
         self._per_byte = rise / (last - first) if rise else self._seconds[-1] / last
+        slopes = np.diff(self._seconds[:2]) / np.diff(self.sizes[:2])
+        self._per_byte_below = min([*slopes, self._seconds[0] / first])
 
     def __call__(self, size_bytes: float) -> float:
         """Return the seconds of a message; 0 of nothing."""
         if size_bytes <= 0:
             return 0.0
+        below = max(0.0, self.sizes[0] - size_bytes) * self._per_byte_below
         beyond = max(0.0, size_bytes - self.sizes[-1]) * self._per_byte
-        return float(np.interp(size_bytes, self.sizes, self._seconds) + beyond)
+        return float(np.interp(size_bytes, self.sizes, self._seconds) - below + beyond)
