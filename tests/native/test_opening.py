@@ -160,17 +160,18 @@ def test_what_takes_long_is_opened_side_by_side(fakes: Fakes, title: str, calls:
 
 
 @pytest.mark.parametrize(
-    ("title", "settings", "pinned"),
+    ("title", "settings", "largest", "pinned"),
     [
-        ("slow", {"slow": "pinned buffer=0.5"}, 4),
+        ("slow", {"slow": "pinned buffer=0.5"}, 1024, 4),
         # Opening pins 3 times: the second of the buffers fails.
-        ("one is refused at first, and made by the copy that needs it", {"fail": "cuMemHostAlloc:2:5"}, 1),
+        ("one is refused at first, and made by the copy that needs it", {"fail": "cuMemHostAlloc:2:5"}, 1024, 1),
+        ("for large messages by the copies that need it, or the first step would wait for all", {}, 2**28 + 1, 0),
     ],
 )
 def test_no_step_runs_while_host_memory_is_pinned(
-    fakes: Fakes, title: str, settings: dict[str, str], pinned: int
+    fakes: Fakes, title: str, settings: dict[str, str], largest: int, pinned: int
 ) -> None:
-    script = """
+    script = f"""
         from collbench.measurement.backends.cuda import CudaBackend, list_gpus
         from collbench.measurement.backends.protocol import Open, Step
         from collbench.model.operations import Operation, Variant, Work
@@ -179,11 +180,11 @@ def test_no_step_runs_while_host_memory_is_pinned(
         host = [Work(operation, Variant.HOST) for operation in (Operation.H2D_CE, Operation.D2H_CE)]
         copies = [(work, (gpu,)) for work in host for gpu in range(2)]
         assert not any(backend.can_run(*copy) for copy in copies)
-        backend.reserve(1024)
+        backend.reserve({largest})
         for work, members in ((Work(Operation.CE_WRITE), (0, 1)), *copies):
             backend.time(Step(work, (members,), 1024, 1, 1))
     """
-    done = fakes.script(script, gpus=2, **settings)
+    done = fakes.script(script, gpus=2, memory=2**33, **settings)
     lines = [line for line in done.log if line.startswith(("copy memcpy", "+pinned"))]
     first = next(number for number, line in enumerate(lines) if line.startswith("copy"))
 

@@ -196,7 +196,7 @@ class CudaBackend(Backend):
             # Pinning took 5 s for the 8 GiB of two H100s. So a batch of host copies has fewer slots, and fewer of its
             # messages are verified: 4 of 8 at 64 MiB.
             self._gpus.allocate(whole, max(largest_bytes, _SMALLEST_BUFFER))
-        if self._host_links:
+        if self._host_links and largest_bytes <= _SMALLEST_BUFFER:  # else the first step would wait too long for all
             self._pinning = Background(partial(self._gpus.pin_host, sorted(self._host_links)))
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Skipped | None:
