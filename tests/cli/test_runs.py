@@ -92,6 +92,9 @@ def test_commands_take_a_run_by_its_number_in_the_list(program: Program, folder:
         assert result.err.splitlines()[0] == f"collbench: the saved run {files[2]}", command
         assert result.status != 2, command
     assert str(files[0].name) in program("compare", "4", "1").out
+    chosen = program("select", "2", "4", "--any-machine")
+    assert (chosen.status, chosen.err) == (0, f"collbench: the saved run {files[2]}\n")
+    assert f"saved at {files[2]}" in chosen.out
     third = program("show", "3")
     assert (third.status, third.out) == (0, program("show", str(files[1])).out)
     assert program("show", "5").err == "collbench: there is no saved run 5: 'collbench runs' lists 4 runs\n"

@@ -69,7 +69,7 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
 
 @click.command(cls=_Select)
 @click.argument("count", metavar="K", type=options.COUNT)
-@click.argument("file", metavar="[RUN.JSON]", required=False, type=options.FILE_NAME)
+@options.run_file
 @options.apply(
     option("--any-machine", "With RUN.JSON: accept a run of another or a simulated machine."),
     option("--topology FILE", "Choose by the labels in saved 'nvidia-smi topo -m' text.", options.FILE_NAME),
@@ -138,7 +138,7 @@ def select(*, output_format: str, **values: Any) -> None:
 
 def select_request(values: Mapping[str, Any]) -> SelectRequest:
     """Return what the options of `select` ask for, by name."""
-    return SelectRequest(run=values["file"], **fields_of(SelectRequest, values))
+    return SelectRequest(run=values["file"] and str(values["file"]), **fields_of(SelectRequest, values))
 
 
 def _check_format(request: SelectRequest, output_format: str) -> None:

@@ -128,7 +128,8 @@ def train_request(values: Mapping[str, Any]) -> TrainRequest:
     """Return what the options of `train` ask for, by name. Raises UsageError."""
     script = Script(values["program"], values.get("torchrun", {}))
     named = fields_of(TrainRequest, values)
-    return TrainRequest(count=values["auto_select"] or 0, run=values["run_file"], script=script, **named)
+    run = values["run_file"] and str(values["run_file"])
+    return TrainRequest(count=values["auto_select"] or 0, run=run, script=script, **named)
 
 
 class _Backend(click.Choice[str]):
@@ -149,7 +150,7 @@ OPTIONS = (
     option("--devices LIST", "Use these devices instead: nvidia-smi indices or UUIDs."),
     options.exclude,
     options.allow_busy,
-    option("--run-file FILE", "Choose from this run file, not from the newest saved run that fits.", options.FILE_NAME),
+    option("--run-file FILE", "Choose from this run file, not from the newest saved run that fits.", options.RUN),
     options.max_age,
     options.fresh,
     option(

@@ -241,7 +241,7 @@ _OF_A_JOB = ("files", "devices", "recorded_links", "as_json")
     option(
         "--recorded-links RUN",
         "For a job: a run of the links that it used.  [default: the same runs, on the job's devices]",
-        options.FILE,
+        options.RUN,
         multiple=True,
     ),
     option("--params COUNT", "Without a job: the network's parameters: 124M, 1.5B."),

@@ -12,7 +12,7 @@ SHOW = (
     option(
         "--run-file RUN",
         "For a job: run with its calls' rates in isolation.",
-        options.FILE,
+        options.RUN,
         name="against",
         multiple=True,
     ),
