@@ -33,6 +33,16 @@ def test_a_foreign_process_is_contention_and_explains_its_gpus_slow_links() -> N
     assert {Kind.NV_DEGRADED, Kind.ASYMMETRY} & set(verdict.explains) == {Kind.NV_DEGRADED}
 
 
+@pytest.mark.parametrize("gpus_below", [(2,), (1, 2)])
+def test_where_a_job_computes_no_slot_is_blamed_for_copies_with_host_memory(gpus_below: Members) -> None:
+    """NVLinks join all GPUs, so these copies cross no link; a GPU without the job keeps its slot's verdict."""
+    run = flagged(h200(lambda work, ends: 0.5 if work in HOST and ends[0] in gpus_below else 1.0), shared(2))
+    contention, *others = faults(run)
+    assert (contention.kind, contention.members) == (Kind.CONTENTION, (2,))
+    assert contention.explains == (Kind.INTRA_LABEL_OUTLIER,)
+    assert [(v.kind, v.members) for v in others] == [(Kind.INTRA_LABEL_OUTLIER, (1,))] * (len(gpus_below) - 1)
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_processes_that_only_health_saw(when: str) -> None:
     states = tuple(Health(processes=int(gpu == 1)) for gpu in range(4))

@@ -251,8 +251,10 @@ def _covers(strong: Verdict, weak: Verdict, links: frozenset[Link]) -> bool:
     if weak.kind in _SLOWED and not sure and weak.links and weak.links <= reach:
         return True
     by_cause = _by_one_cause(strong, weak) and (_of_device(strong) or {*weak.members} <= {*strong.members})
-    of_slot = strong.kind is Kind.PCIE_DEGRADED and with_host and not weak.links  # where NVLinks join all GPUs
-    if by_cause or (of_slot and weak.members == strong.members):
+    # Where NVLinks join all GPUs, copies with host memory cross no link. A job on the GPU slows them as its slot does.
+    slows_host = strong.kind is Kind.PCIE_DEGRADED or strong.by_other_processes
+    of_host = with_host and not weak.links and weak.kind in _RATES and {*weak.members} <= {*strong.members}
+    if by_cause or (slows_host and of_host):
         return True
     by_kind = weak.kind in _EXPLAINS.get(strong.kind, ()) and not (sure and strong.kind is Kind.CONTENTION)
     return by_kind and bool(weak.links) and weak.links <= both_ways(links)
