@@ -192,7 +192,8 @@ def below(answers: Answers) -> str:
 def normal_line(answers: Answers) -> Iterator[Lines]:
     """Yield the reference figure with the worst result, and what no figure judges."""
     if not answers.answers:
-        yield Lines(f"rates     not judged: no reference figure for {_kind(answers)}")
+        what = "this on " if answers.known else ""  # of such GPUs others may be known
+        yield Lines(f"rates     not judged: no reference figure for {what}{_kind(answers)}")
         return
     worst = min(
         answers.answers,
