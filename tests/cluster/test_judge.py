@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -179,6 +180,16 @@ def test_a_node_at_half_rate_stands_out_from_such_pairs(nodes: int) -> None:
     named = [judge(with_levels(nodes, seed, slow_node=seed % nodes), nodes).slow_nodes for seed in range(6)]
     assert all(seed % nodes in nodes_named for seed, nodes_named in enumerate(named))
     assert sum(len(nodes_named) > 1 for nodes_named in named) <= 1
+
+
+def test_two_disturbed_rounds_of_the_only_pair_under_a_leaf_accuse_nobody() -> None:
+    """Their mean is 10% below the others, and no other pair shows what both nodes reach under their leaf."""
+    pairs = seen(8, slow(), 6, 0.01)
+    disturbed = [one for one in pairs if one.pair == (2, 3)][:2]
+    pairs = [replace(one, gbs=65.0) if one in disturbed else one for one in pairs]
+    found = judge(pairs, 8, leaves(8, 2))
+    assert found.slow_nodes == ()
+    assert found.nodes[2].ratio == pytest.approx(0, abs=0.01)
 
 
 def test_repeating_the_same_pairs_makes_nothing_more_certain() -> None:

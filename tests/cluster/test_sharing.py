@@ -17,8 +17,13 @@ from collbench.cluster.switches import Switches
 Pair = tuple[int, int]
 
 
-def under_leaves(sizes: Sequence[int], ratio: float, slow: dict[int, float]) -> Callable[[Sequence[Pair]], list[float]]:
-    """Return the rates of pairs that run at once, 100 at most: those that leave a leaf share its nodes ÷ `ratio`."""
+def under_leaves(
+    sizes: Sequence[int], ratio: float, slow: dict[int, float], slow_leaf: int | None = None
+) -> Callable[[Sequence[Pair]], list[float]]:
+    """Return the rates of pairs that run at once, 100 at most: those that leave a leaf share its nodes ÷ `ratio`.
+
+    Half of that if the leaf is slow.
+    """
     leaf_of = [leaf for leaf, size in enumerate(sizes) for _ in range(size)]
 
     def rates(pairs: Sequence[Pair]) -> list[float]:
@@ -28,7 +33,11 @@ def under_leaves(sizes: Sequence[int], ratio: float, slow: dict[int, float]) -> 
             * min(
                 slow.get(a, 1.0),
                 slow.get(b, 1.0),
-                *(sizes[leaf_of[node]] / ratio / users[leaf_of[node]] for node in (a, b) if leaf_of[a] != leaf_of[b]),
+                *(
+                    sizes[leaf_of[node]] / ratio / users[leaf_of[node]] / (1 + (leaf_of[node] == slow_leaf))
+                    for node in (a, b)
+                    if leaf_of[a] != leaf_of[b]
+                ),
             )
             for a, b in pairs
         ]
@@ -53,8 +62,10 @@ def surveyed(
     rounds: int = 40,
     noise: Callable[[random.Random], float] = lognormal,
     known: Sequence[Switches] = (),
+    *,
+    slow_leaf: int | None = None,
 ) -> Surveyed:
-    rates, rng = under_leaves(sizes, ratio, slow), random.Random(seed)
+    rates, rng = under_leaves(sizes, ratio, slow, slow_leaf), random.Random(seed)
 
     def measure(pairs: tuple[Pair, ...]) -> list[float]:
         return [rate * noise(rng) for rate in rates(pairs)]
@@ -158,6 +169,16 @@ def test_nodes_of_two_leaves_are_not_said_to_share_an_uplink() -> None:
     for uplink in surveyed(sizes, 3.0, {}, 1).judgement.slow_uplinks:
         assert any({*uplink.members} <= leaf for leaf in leaves_of(sizes))
         assert uplink.effect.state is State.EITHER, "with the same uplinks as others, for each of its nodes"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "slow", "seed"), [((11, 11, 8, 8), {}, 0), ((12, 12, 12), {}, 4), ((8, 8, 8), {0: 0.6}, 4)]
+)
+def test_all_nodes_of_a_slow_leaf_share_its_uplink(sizes: tuple[int, ...], slow: dict[int, float], seed: int) -> None:
+    """By chance some of them seldom met it while it was busy, and look healthy, or a little slow by themselves."""
+    found = surveyed(sizes, 1.0, slow, seed, slow_leaf=1).judgement
+    assert {*found.slow_nodes} == {*slow}
+    assert [{*uplink.members} for uplink in found.slow_uplinks] == [leaves_of(sizes)[1]]
 
 
 def test_with_switches_given_no_healthy_node_is_slow_where_a_slower_uplink_hides_the_others() -> None:

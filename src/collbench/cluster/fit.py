@@ -20,7 +20,7 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.judge.stats import MAD_TO_SIGMA, huber_weights, trial_noise
+from collbench.judge.stats import MAD_TO_SIGMA, huber_weights, median_deviation, trial_noise
 from collbench.machine.labels import chained
 from collbench.model.run import Members, Pair
 from collbench.model.units import DELTA, grouped
@@ -108,27 +108,28 @@ def fit(seen: Sequence[Observation], levels: Sequence[Level] = (), hiding: Seque
     hiding = [tuple(index_of[node] for node in members) for members in hiding]
     # The log bandwidth of each round of each pair, by the nodes' indices.
     pairs = grouped((tuple(index_of[node] for node in observed.pair), math.log(observed.gbs)) for observed in seen)
-    ends, means = np.array([*pairs]), np.array([fmean(logs) for logs in pairs.values()])
-    rounds = np.array([len(logs) for logs in pairs.values()])
+    # Their median: where few pairs are possible, one disturbed round of eight would move a pair's mean by 5%.
+    ends, middles = np.array([*pairs]), np.array([median(logs) for logs in pairs.values()])
     within = trial_noise(pairs.values()) ** 2
-    design = _design(ends, means, nodes, levels, hiding)
-    fitted = design.solution(np.ones(len(pairs)), within / rounds)
-    bottlenecks = _bottlenecks(ends, means, nodes, math.sqrt(within))
+    noises = within * np.array([median_deviation(len(logs)) ** 2 for logs in pairs.values()])
+    design = _design(ends, middles, nodes, levels, hiding)
+    fitted = design.solution(np.ones(len(pairs)), noises)
+    bottlenecks = _bottlenecks(ends, middles, nodes, math.sqrt(within))
     low = design.relative(fitted.values) if bottlenecks is None else bottlenecks
     robust = bottlenecks is None  # otherwise every pair fits, and the few fast ones, which matter, would be outliers
     if low.min() < -DELTA:
-        design = _design(ends, means, nodes, levels, hiding, low)
-        fitted = design.solution(np.ones(len(pairs)), within / rounds, robust=robust)
-    noise = float(np.mean(within / rounds))
+        design = _design(ends, middles, nodes, levels, hiding, low)
+        fitted = design.solution(np.ones(len(pairs)), noises, robust=robust)
+    noise = float(np.mean(noises))
     between = max(_MIN_BETWEEN, fitted.sigma**2 - noise)
     # A pair of n rounds counts as much as n/(1 + (n − 1)ρ) pairs of one; ρ is what pairs differ by of all variance.
-    counts = (between + within) / (between + within / rounds)
+    counts = (between + within) / (between + noises)
     every = math.comb(nodes, 2)
     exhausted = nodes == 2 or (len(seen) > len(pairs) == every and noise < _EXHAUSTED * between)
     fast = () if bottlenecks is None else tuple(np.flatnonzero(bottlenecks == 0.0).tolist())
     fast_pair = tuple(present[index] for index in fast) if len(fast) == 2 else ()
     exhausted = exhausted or (bool(fast_pair) and len(pairs) == every)
-    solution = design.solution(counts, within / rounds, robust=robust)
+    solution = design.solution(counts, noises, robust=robust)
     return replace(design.read(solution, bottlenecks, present, exhausted=exhausted), fast_pair=fast_pair)
 
 

@@ -24,6 +24,7 @@ from collbench.cluster.fit import (
     find_sharing,
     fit,
     full_rate,
+    is_crowded,
     measured_nodes,
 )
 from collbench.cluster.switches import Switches
@@ -153,7 +154,7 @@ def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = (
     sharing = find_sharing(seen, nodes)
     if sharing is not None and sharing.general and any(observed.kind is RoundKind.QUIET for observed in seen):
         return _judge_sharing(sharing)
-    found = _judge_unknown(seen, nodes)
+    found = _judge_unknown(seen, nodes, sharing.busy if sharing is not None else ())
     if sharing is None:
         return found
     found = replace(found, sharing=sharing)
@@ -191,15 +192,18 @@ def _with_fast(found: Judgement, sharing: Sharing) -> Judgement:
     return replace(found, nodes=tuple(map(sure, found.nodes, sharing.nodes)))
 
 
-def _judge_unknown(seen: Sequence[Observation], nodes: int) -> Judgement:
-    """Return what pairs show of nodes, and of uplinks that are slower than others, if no switch is known."""
+def _judge_unknown(seen: Sequence[Observation], nodes: int, busy: Collection[Pair]) -> Judgement:
+    """Return what pairs show of nodes, and of uplinks that are slower than others, if no switch is known.
+
+    `busy` pairs lack more than their nodes.
+    """
     # Pairs among suspects are left out at first: behind a slow uplink they are fast, which would hide what is slow.
     first = fit([observed for observed in seen if observed.kind is not RoundKind.AMONG_SUSPECTS])
     low = {node: effect.ratio for node, effect in _node_effects(first).items() if effect.ratio < -DELTA}
     of_low = (observed for observed in seen if low.keys() >= {*observed.pair})
     # What pairs of low nodes carried, as ratios less 1.
     among = grouped((observed.pair, observed.gbs / math.exp(first.typical) - 1) for observed in of_low)
-    groups = _neighbours(among, low)
+    groups = _completed(_neighbours(among, low), busy, seen)
     fitted = fit(seen, [(members,) for members in groups], hiding=groups)
     quantile = simultaneous_quantile(fitted.freedom, len(fitted.nodes))
     uplinks = [
@@ -380,6 +384,28 @@ def _neighbours(among: Mapping[Pair, Sequence[float]], low: Mapping[int, float])
     return sorted(members for members in kept if len(members) > 1)
 
 
+def _completed(groups: Sequence[Members], busy: Collection[Pair], seen: Sequence[Observation]) -> list[Members]:
+    """Return the groups behind an uplink with the nodes that by chance seldom met it while it was busy.
+
+    Such a node's pairs with others lacked more than its group explains, and with the group's they never did.
+    """
+    whole, met = [set(group) for group in groups], {observed.pair for observed in seen if is_crowded(observed)}
+    while True:
+        unexplained = (pair for pair in busy if all(len(group & {*pair}) != 1 for group in whole))
+        often = Counter(node for pair in unexplained for node in pair)
+        lacking = (node for node, count in often.most_common() if count > 1 and not any(node in one for one in whole))
+        joins = ((node, group) for node in lacking for group in whole if _is_inside(node, group, busy, met))
+        if (found := next(joins, None)) is None:
+            return sorted(tuple(sorted(group)) for group in whole)
+        found[1].add(found[0])
+
+
+def _is_inside(node: int, group: Collection[int], busy: Collection[Pair], met: Collection[Pair]) -> bool:
+    """True if a node met several of a group while many pairs ran, and always fast."""
+    pairs = {(min(node, other), max(node, other)) for other in group}
+    return len(pairs & {*met}) > 1 and pairs.isdisjoint(busy)
+
+
 def _alike(one: float, other: float) -> bool:
     """True if one uplink may slow both: a node that looks 3% slow by chance is not behind one that costs 18%."""
     return max(one, other) < ALIKE * min(one, other)
@@ -411,7 +437,7 @@ def _suspects(
 
 def _strangers(node: int, group: Members, among: Collection[Pair], low: Mapping[int, float]) -> bool:
     """True if a node is as slow as a group but was measured with at most one of its nodes: it may belong there."""
-    alike = node not in group and _alike(low[node], median(low[member] for member in group))
+    alike = node not in group and _alike(low[node], median(low[member] for member in group if member in low))
     met = {other for pair in among if node in pair for other in pair if other in group}
     return alike and len(met) < 2
 
