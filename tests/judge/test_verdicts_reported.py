@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import combinations, permutations
 
 import pytest
 
@@ -52,6 +52,32 @@ def test_missing_links_explain_a_rate_in_proportion_and_no_less(
     verdicts = faults(four_down(links, share))
     assert [(verdict.kind, verdict.members) for verdict in verdicts] == found
     assert ("where 14 NVLinks elsewhere carry 30" in what(verdicts[0])) is slower
+
+
+def counting(pairs: Sequence[tuple[int, int]], count: int, product: str = "NVIDIA H200") -> Run:
+    """Return a run in which all sources agree on so many NVLinks of some pairs, whose copies reach their share."""
+    run = h200(slow([link for pair in pairs for link in (pair, pair[::-1])], count / 18))
+    for pair in pairs:
+        run = saying(run, pair, label=f"NV{count}", tool_label=f"NV{count}", nvlinks=count, theory_gbs=25.0 * count)
+    return replace(run, devices=tuple(replace(device, name=product) for device in run.devices))
+
+
+PAIRS = [*combinations(range(4), 2)]
+
+
+@pytest.mark.parametrize(
+    ("title", "run", "found"),
+    [
+        ("a GPU", counting([(0, 3), (1, 3), (2, 3)], 14), [(3,)]),
+        ("a plane of all", counting(PAIRS, 14), [(0, 1, 2, 3)]),
+        ("a third of all to each other GPU, by cables", counting(PAIRS, 6), []),
+        ("nobody knows how many the GPU has", counting(PAIRS, 14, "NVIDIA Q100"), []),
+    ],
+)
+def test_links_to_nvswitches_that_are_missing_though_all_sources_agree(
+    title: str, run: Run, found: list[tuple[int, ...]]
+) -> None:
+    assert [verdict.members for verdict in faults(run) if verdict.kind is Kind.LINKCOUNT_MISMATCH] == found, title
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collbench.judge.diagnose.blame import Blame, blames, verdict_on
 from collbench.judge.diagnose.limits import VIRTUAL
 from collbench.judge.diagnose.readings import Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Verdict, both_ways, on
+from collbench.machine import theory
 from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
 from collbench.model.run import Path, PeerStatus
 from collbench.model.units import amount, figure, grouped
@@ -20,6 +21,7 @@ def reported(facts: Facts) -> Iterator[Verdict]:
     if facts.on_cores:
         return
     yield from _link_counts(facts)
+    yield from _links_to_switches(facts)
     yield from _peer_answers(facts)
     yield from _other_labels(facts)
     yield from _beside_nvlink(facts)
@@ -90,6 +92,26 @@ def _in_proportion(facts: Facts, verdict: Verdict) -> Verdict:
     reached = figure(max(copy.gbs for copy in copies))
     slower = f"they reach {reached} GB/s where {amount(left, 'NVLink')} elsewhere carry {figure(carried)}"
     return replace(verdict, text=f"{verdict.text}; {slower}, so something else slows them, too")
+
+
+def _links_to_switches(facts: Facts) -> Iterator[Verdict]:
+    """Yield the paths through NVSwitches with fewer NVLinks than their GPUs have, where all that is reported agrees.
+
+    A GPU whose paths add up to more links than it has shares them among its paths, and each should have all of them.
+    """
+
+    def ask(path: Path) -> _Report | None:
+        products = [theory.product(facts.run.devices[position].name) for position in path.devices]
+        known = theory.Product() not in products and all(map(facts.hardware.switched, path.devices))
+        own = min(product.nvlinks for product in products)
+        missing = known and path.nvlinks > 0 and max(_counts(path)) < own
+        return (f"fewer than the {amount(own, 'NVLink')} of these GPUs to NVSwitches", "") if missing else None
+
+    def cause(members: tuple[int, ...]) -> Cause:
+        fix = f"nvidia-smi nvlink -s{on(facts.run, members[:1])}; sudo dmesg | grep -i -e SXid -e Xid"
+        return Cause("nvlinks_lost", "NVLinks are down, or an NVSwitch is", fix)
+
+    return _merged(facts, Kind.LINKCOUNT_MISMATCH, cause, ask)
 
 
 def _counts(path: Path) -> set[int]:
