@@ -8,10 +8,22 @@ import pytest
 from collbench.judge.diagnose import Kind, judge
 from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Run
+from collbench.model.run import Path, Run
 from collbench.report.text.verdicts import finding
-from tests.builders import GIB, measured, nvml_says, smi_says, throttled
-from tests.judge.checked import Members, beside_others, faults, flagged, h200, pcie, slow, the, undone, with_check
+from tests.builders import GIB, gpus, measured, nvml_says, smi_says, throttled
+from tests.judge.checked import (
+    Members,
+    beside_others,
+    faults,
+    flagged,
+    h200,
+    pcie,
+    run_on,
+    slow,
+    the,
+    undone,
+    with_check,
+)
 
 BRIDGES: dict[Members, str] = {(0, 1): "PIX", (2, 3): "PIX"}
 PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
@@ -95,6 +107,28 @@ def test_without_copies_a_contradiction_says_theory_and_blames_no_nccl() -> None
     assert uncopied.text.startswith("22% of what NVLink allows in theory (")
     assert " GB/s, theory 450" in finding(uncopied)
     assert uncopied.cause.name == "link_or_nccl"
+
+
+def test_on_links_of_several_labels_the_capacity_and_the_rates_are_those_of_one() -> None:
+    """It once held the rates on all links against the capacity of the fastest ones: 35%, beside a text with 40%."""
+    many = {(0, 1), (2, 3)}
+    links = [
+        Path(pair, f"NV{count}", "PHB", count, count * 25.0, "", nvml_says("OK"), f"NV{count}", smi_says("OK"))
+        for pair in PAIRS
+        for count in (8 if pair in many else 4,)
+    ]
+
+    def rate(work: Work, members: Members) -> float:
+        if work.variant is not Variant.PLAIN:
+            return 20.0
+        return (0.4 if work.operation.is_collective else 1.0) * (196.0 if {*members} in map(set, many) else 98.0)
+
+    verdict = the(run_on(gpus(4), links, rate, slot=(4, 16)), Kind.COLLECTIVE_CONTRADICTION)
+    assert verdict.text.startswith("NCCL reaches 40% of the capacity of its slowest link (")
+    assert (verdict.label, len(verdict.pairs)) == ("NV8", 6)
+    assert verdict.theory_gbs == pytest.approx(196.0, rel=0.01)
+    assert verdict.measured is not None
+    assert verdict.measured == pytest.approx([0.4 * 196.0] * 3, rel=0.01)
 
 
 @pytest.mark.parametrize(("share", "kind"), [(DISABLED, Kind.NV_NOT_USED), (0.3, Kind.COLLECTIVE_CONTRADICTION)])

@@ -191,7 +191,9 @@ def _verdict(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case]) -> Verd
     if by_copies := all(case.by_copies for case in alike):
         text = f"NCCL reaches {share} of the capacity of its slowest link ({works})"
     limit = "links" if by_copies else "theory"
-    return verdict_on(facts, kind, blame, text, cause, ours, worst.capacity, limit=limit)
+    label = facts.label(worst.reading.members)
+    beside = [reading for reading in ours if facts.label(reading.members) == label]  # what the capacity is that of
+    return verdict_on(facts, kind, blame, text, cause, beside, worst.capacity, limit=limit)
 
 
 def _cause(facts: Facts, blame: Blame, *, unused: bool) -> Cause:
