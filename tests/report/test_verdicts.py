@@ -8,7 +8,7 @@ import pytest
 from collbench.judge.diagnose import Diagnosis, Kind, Severity, judge
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Variant, Work
-from collbench.model.run import Run
+from collbench.model.run import Health, Run
 from collbench.report.html.content import content
 from collbench.report.text import frame, verdicts
 from collbench.sim import fabrics
@@ -46,6 +46,14 @@ def test_no_pair_of_a_busy_gpu_agrees(busy: tuple[int, ...]) -> None:
     run = simulate(replace(fabrics.load("hgx-h200"), faults=loads), asked, 1)
     others = 8 - len(busy)
     assert f"agree     {others * (others - 1) // 2} of 28 pairs: " in page(run)
+
+
+def test_a_verdict_beyond_the_explained_ones_still_says_what_was_found() -> None:
+    """It was only its kind and its GPU, which read like a page that was cut off."""
+    failing = replace(h200(), health_after=tuple(Health(ecc_errors=3) for _ in range(4)))
+    printed = text(verdicts.page(Diagnosis(failing)), verbose=False)
+    assert printed.count("\n  what      GPU") == 3
+    assert "\n\nGPU_ERRORS GPU3: 3 uncorrected ECC errors\n" in printed
 
 
 def test_every_kind_of_the_method_is_documented() -> None:

@@ -70,7 +70,7 @@ def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part | Blo
         yield from both("verdicts", Text(), _found(run, verdict))
     others = faults[_MAX_EXPLAINED:]
     if others:
-        heads = (f"\n{verdict.kind}  {_where(run, verdict)}" for verdict in others[:_MAX_NAMED])
+        heads = (f"\n{finding(verdict)}" for verdict in others[:_MAX_NAMED])
         yield from short(prose("".join(heads), hang=2))
     yield from short(*more(len(others) - _MAX_NAMED))
     for verdict in (*others, *(note for note in verdicts if note.severity is Severity.INFO)):
