@@ -360,12 +360,12 @@ def _rows(peer_map: PeerMap, groups: Sequence[Sequence[PeerLink]]) -> Part:
         for group in groups
     )
     ways = ("write", "read", "copy", "host")
-    heads = ("sim link" if peer_map.fabric else "link", "label", "CUDA", "rwnap", *ways, "NCCL")
+    heads = ("sim link" if peer_map.fabric else "link", "label", "CUDA", "topo -p2p", *ways, "NCCL")
     return table(*heads, rows=rows, left={*heads} - {*ways})
 
 
 def _told(link: PeerLink, peer_map: PeerMap) -> tuple[str, str, str]:
-    """Return what the tools and the driver say of a link: label, CUDA, rwnap; once, if all these answers are alike."""
+    """Return the label, and what the driver and the tools say of a link; once, if all their answers are alike."""
     path = peer_map.path(link.devices)
     answers = [link.nvml.get(letter) or link.tool.get(letter) for letter in CAPABILITIES]
     different = set(filter(None, answers))
