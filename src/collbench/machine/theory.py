@@ -58,9 +58,10 @@ class Product(NamedTuple):
 _PRODUCTS = {
     "TITAN RTX": Product(memory_gbs=672.0),
     "P100": Product(4, 80.0, 732.0),
-    "V100": Product(6, 150.0, 1134.0),  # V100S; V100 has 900
-    "A40": Product(4, 56.25),  # as A6000, by one bridge
-    "A6000": Product(4, 56.25),
+    "V100-SXM2": Product(6, 150.0, 900.0),
+    "V100": Product(6, 150.0, 1134.0),  # V100S
+    "A40": Product(4, 56.25, 696.0),  # as A6000, by one bridge
+    "A6000": Product(4, 56.25, 768.0),
     "A100": Product(12, 300.0, 2039.0),
     "A800": Product(8, 200.0, 2039.0),
     "H800": Product(8, 200.0, 3938.0),
