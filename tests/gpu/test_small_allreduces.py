@@ -43,5 +43,5 @@ def test_small_allreduces_take_microseconds_and_show_each_kind_of_memory(tmp_pat
         text=True,
         check=True,
     )
-    assert shown.stdout.startswith("token     80 layers × 2 × 16K ")
+    assert shown.stdout.startswith("allreduce of 16K, fastest memory, µs: 2 ranks ")
     print(shown.stdout)

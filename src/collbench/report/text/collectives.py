@@ -400,11 +400,15 @@ def _counts(every: Sequence[SmallAllreduces]) -> str:
 
 
 def _small_answers(run: Run, every: Sequence[SmallAllreduces]) -> Iterator[str]:
-    """Yield what a token's all-reduces cost by number of ranks, which memory wins where, and whose times are vLLM's."""
+    """Yield how long one all-reduce takes and those of a token, which memory wins where, and whose times are vLLM's."""
     if every[0].token_seconds:
-        what = f"{run.settings.layers} layers × {ALLREDUCES_A_LAYER} × {format_size(TOKEN_BYTES)}"
-        each = ", ".join(f"{len(found.members)} ranks {min(found.token_seconds.values()) * 1e3:.2f}" for found in every)
-        yield f"token     {what} (one row of hidden {TOKEN_HIDDEN}) on the fastest memory, ms: {each}"
+        calls = run.settings.layers * ALLREDUCES_A_LAYER
+        ranks = [(len(found.members), min(found.token_seconds.values())) for found in every]
+        one = ", ".join(f"{count} ranks {micro(seconds / calls)}" for count, seconds in ranks)
+        yield f"allreduce of {format_size(TOKEN_BYTES)}, fastest memory, µs: {one}"
+        all_of = ", ".join(f"{count} ranks {seconds * 1e3:.2f}" for count, seconds in ranks)
+        what = f"{run.settings.layers} layers × {ALLREDUCES_A_LAYER} of these (hidden {TOKEN_HIDDEN})"
+        yield f"token     {what}, ms: {all_of}"
     won = grouped(("; ".join(winner_words(same, _MEMORY) for same in ranges(found.winners)), found) for found in every)
     yield from (f"memory    {_counts(alike)} ranks: {words}" for words, alike in won.items() if words)
     customs = grouped((found.custom.machine, found) for found in every if found.custom)
