@@ -36,19 +36,20 @@ def test_a_replaced_gpu_takes_the_place_that_is_left() -> None:
     ("replaced", "name", "line"),
     [
         ((), "NVIDIA H200", ""),
-        ((0, 1, 2, 3), "NVIDIA H200", "other devices: 4 × NVIDIA H200"),
-        ((0, 1, 2, 3), "NVIDIA H100", "other devices: 4 × NVIDIA H100 in place of 4 × NVIDIA H200"),
-        ((2,), "NVIDIA H200", "other devices: 1 × NVIDIA H200; 3 others are the same"),
-        ((0, 1, 2), "NVIDIA H200", "other devices: 3 × NVIDIA H200; 1 other is the same"),
+        ((0, 1, 2, 3), "NVIDIA H200", "4 × NVIDIA H200."),
+        ((0, 1, 2, 3), "NVIDIA H100", "4 × NVIDIA H100 in place of 4 × NVIDIA H200."),
+        ((2,), "NVIDIA H200", "1 × NVIDIA H200; 3 others are the same."),
+        ((0, 1, 2), "NVIDIA H200", "3 × NVIDIA H200; 1 other is the same."),
     ],
 )
-def test_other_devices_are_said_before_the_conclusion(replaced: tuple[int, ...], name: str, line: str) -> None:
+def test_other_devices_are_said_right_after_the_conclusion(replaced: tuple[int, ...], name: str, line: str) -> None:
     """Their rates may differ for another reason than a change."""
     devices = [replace(gpu, uuid=f"GPU-new-{gpu.index}", name=name) for gpu in gpus(4)]
     mixed = tuple(new if new.index in replaced else old for old, new in zip(gpus(4), devices, strict=True))
     found = compare(copies(), replace(copies(), devices=mixed), FAIL)
     said = text(page(found, ("a.json", "b.json")), verbose=False)
-    assert said.startswith(f"{line}\nNothing is significantly slower." if line else "Nothing is significantly slower.")
+    others = f"The new run is of other devices: {line}\n" if line else ""
+    assert said.startswith(f"Nothing is significantly slower.\n{others}backend ")
 
 
 def pair_of(there: float = 1.0, back: float = 1.0, seed: int = 0) -> Run:

@@ -92,14 +92,14 @@ def body(comparison: Comparison, names: tuple[str, str]) -> Page:
 
 
 def _verdict(comparison: Comparison, names: tuple[str, str], before: str = "") -> Iterator[Text]:
-    """Yield which devices are others, why most is undecided, if a run shows it by itself, and the verdict."""
-    if others := other_devices(comparison):
-        yield Text(f"{before}{others}", style=ALARM)
+    """Yield why most is undecided, if a run shows it by itself, the verdict, and which devices are others."""
     found = conclusion(comparison)
     if why := disturbed(comparison, names):
         yield Text(f"{before}{why}", style=ALARM)
         found = _found(comparison)
     yield Text(f"{before}{found}", style=_STYLES[ChangeVerdict.WORSE] if comparison.regressions else "")
+    if others := other_devices(comparison):
+        yield Text(f"{before}{others}", style=ALARM)
 
 
 def disturbed(comparison: Comparison, names: tuple[str, str]) -> str:
@@ -154,7 +154,7 @@ def alarms(comparison: Comparison) -> Iterator[Text]:
     elif comparison.lost:
         lost = len(comparison.lost)
         points = f"{lost} of {amount(lost + len(comparison.changes), 'data point')} of the base"
-        yield not_judged(f"{points} {verb(lost, 'is', 'are')} missing in the new run: measure it again")
+        yield not_judged(f"{points}, missing in the new run: measure it again")
     elif not comparison.new.complete:
         yield not_judged("the new run is incomplete: measure it again")
 
@@ -175,14 +175,14 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
 
 
 def other_devices(comparison: Comparison) -> str:
-    """Return which devices stand in place of which: "other devices: 2 × NVIDIA H100 in place of …"; "" if all match."""
+    """Return which devices stand in place of which: "The new run is of other devices: …"; "" if all match."""
     pairs = comparison.match.by_order
     old = counted(comparison.base.devices[position].name for _, position in pairs)
     new = counted(comparison.new.devices[position].name for position, _ in pairs)
     others = comparison.match.by_uuid
     same = f"; {others} {verb(others, 'other is', 'others are')} the same" if others else ""
     replaced = "" if new == old else f" in place of {old}"
-    return f"other devices: {new}{replaced}{same}" if pairs else ""
+    return f"The new run is of other devices: {new}{replaced}{same}." if pairs else ""
 
 
 def matched(comparison: Comparison) -> str:
