@@ -69,6 +69,14 @@ def test_behind_slow_uplinks_the_band_is_wide() -> None:
     assert chosen.band == pytest.approx((80 * 0.98, 100 * 1.02), rel=0.01)
 
 
+def test_what_leaving_a_leaf_costs_is_no_part_of_the_band_under_one() -> None:
+    """Half the rate between leaves, whose uplinks are oversubscribed: four nodes of one leaf once got "49 to 102"."""
+    found = judged(16, lambda a, b: 100.0 if a // 4 == b // 4 else 50.0, LEAVES)
+    within, across = (choose_nodes(found, wanted, LEAVES).band for wanted in (4, 5))
+    assert within == pytest.approx((98, 102), rel=0.01)
+    assert across == pytest.approx((50 * 0.98, 102), rel=0.01)
+
+
 def test_switches_are_counted_and_who_was_left_out_is_named() -> None:
     chosen = choose_nodes(judged(16, slow(1), PODS), 8, PODS)
     assert chosen.switches == (2, 1)

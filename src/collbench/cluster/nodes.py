@@ -484,7 +484,7 @@ def choose_nodes(judgement: Judgement, wanted: int, known: Sequence[Switches] = 
     return NodeChoice(
         members=members,
         reason=f"all {nodes} nodes" if wanted == nodes else _reason(limit, undecided, used, known),
-        band=_band(judgement, members, rates) if wanted > 1 else None,
+        band=_band(judgement, members, rates, used) if wanted > 1 else None,
         left_out=tuple(_left_out(judgement, set(members))),
         switches=used,
         heuristic=len(known) > 1,  # of one level the largest first is the fewest
@@ -563,14 +563,18 @@ def _fewest(
     return chosen
 
 
-def _band(judgement: Judgement, members: Members, rates: Sequence[float]) -> tuple[float, float]:
+def _band(judgement: Judgement, members: Members, rates: Sequence[float], used: Sequence[int]) -> tuple[float, float]:
     slowest = min(rates[node] for node in members)
     crowded, once = slowest, slowest
     for uplink in judgement.slow_uplinks:
         inside = len(set(members) & set(uplink.members))
         if 0 < inside < len(members):
             crowded, once = min(crowded, _carried(uplink) / inside), min(once, _carried(uplink))
-    lost = min((ratio for ratio in judgement.across), default=0.0)
+    # Under one switch of a level nothing leaves it; of unknown switches it may.
+    left = (
+        [ratio for ratio, count in zip(judgement.across, used, strict=True) if count > 1] if used else judgement.across
+    )
+    lost = min(left, default=0.0)
     crowded *= min(1.0, 1 + lost)
     return judgement.typical_gbs * crowded * (1 - DELTA), judgement.typical_gbs * once * (1 + DELTA)
 
