@@ -299,21 +299,44 @@ def _slowest(logs: _Array, touches: _Flags) -> _Slow | None:
         inside = np.zeros(logs.shape[1], dtype=bool)
         inside[begin:end] = True
         both = ~np.isnan(logs[:, inside]).all(axis=1) & ~np.isnan(logs[:, ~inside]).all(axis=1)
-        if not both.any():
+        here, there, touched = logs[both][:, inside], logs[both][:, ~inside], touches[:, both]
+        excess = _Excess.of(np.nanmean(here, axis=1) - np.nanmean(there, axis=1), touched)
+        if not (suspects := np.flatnonzero(excess.by > excess.least)).size:
             continue
         outside = logs[:, ~inside]
         outside = outside[(~np.isnan(outside)).sum(axis=1) > 1]  # a single trial has no deviation
         elsewhere = _there(outside - row_medians(outside))
-        shifts = _Shifts.of(logs[both][:, inside], logs[both][:, ~inside], elsewhere)
-        for device, touched in enumerate(touches[:, both]):
-            if touched.any() and _is_slower(shifts, touches[:, both], device, chance):
-                found.append(_Slow((device,), float(shifts.slower[touched].mean()), begin, end))
+        shifts = _Shifts.of(here, there, elsewhere)
+        for device in map(int, suspects):
+            if _is_slower(shifts, excess, touched, device, chance):
+                found.append(_Slow((device,), float(shifts.slower[touched[device]].mean()), begin, end))
     if not found:
         return None
     worst = max(found, key=lambda slow: slow.by)
     touched = touches[worst.devices[0]]
     alike = [device for device, others in enumerate(touches) if np.array_equal(others, touched)]
     return worst._replace(devices=tuple(alike))
+
+
+class _Excess(NamedTuple):
+    """By how much each device's data points were slower than those of others, as a difference of log times.
+
+    All have the shape (devices,). `usual` is what others lost, 0 where they are too few; more than `least` is told.
+    """
+
+    by: _Array
+    usual: _Array
+    least: _Array
+
+    @classmethod
+    def of(cls, slower: _Array, touches: _Flags) -> _Excess:
+        """Return it from how much slower each data point was; -inf for a device that is in none of them."""
+        total, own = touches @ slower, touches.sum(axis=1)
+        others = len(slower) - own
+        enough = others >= _MIN_POINTS
+        usual = np.where(enough, (slower.sum() - total) / np.maximum(others, 1), 0.0)
+        by = np.where(own > 0, total / np.maximum(own, 1) - usual, -math.inf)
+        return cls(by, usual, np.where(enough, _MIN_SLOWER, _MIN_SLOWER_ALONE))
 
 
 class _Shifts(NamedTuple):
@@ -381,21 +404,18 @@ def _there(trials: _Array) -> _Array:
     return trials[~np.isnan(trials)]
 
 
-def _is_slower(shifts: _Shifts, touches: _Flags, device: int, chance: float) -> bool:
-    """Return whether the data points of a device were slower, and more so than those of others if there are enough.
+def _is_slower(shifts: _Shifts, excess: _Excess, touches: _Flags, device: int, chance: float) -> bool:
+    """Return whether the data points of a device with an excess were slower than noise explains.
 
     Without any one of its pairs it is more than half as slow: what slows one link for a while, in all works, is no
     device's.
     """
-    touched, least, usual = touches[device], _MIN_SLOWER_ALONE, 0.0
-    others, parts = ~touched, [touched]
-    if others.sum() >= _MIN_POINTS:
-        parts, least, usual = [touched, others], _MIN_SLOWER, float(shifts.slower[others].mean())
-    by = float(shifts.slower[touched].mean()) - usual
+    touched, (by, usual, least) = touches[device], (float(each[device]) for each in excess)
+    parts = [touched, ~touched] if (~touched).sum() >= _MIN_POINTS else [touched]
     shared = touched & (touches.sum(axis=0) > 1)
     without = (shared & ~other for other in np.delete(touches, device, axis=0))
     of_one_pair = any(float(shifts.slower[rest].mean()) - usual < by / 2 for rest in without if rest.any())
-    if by <= least or of_one_pair or shifts.chance(touched, least) > chance:
+    if of_one_pair or shifts.chance(touched, least) > chance:
         return False
     # Two ways to know the noise, so each may err half as often. Of few data points one wild trial moves the mean, and
     # only their spread tells.
