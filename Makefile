@@ -38,7 +38,7 @@ define install
     exit 1; }
 endef
 
-.PHONY: help pairs docs test test-gpu sanitize check check-main lint types bytecode types-and-docs build format ptx wheel clean
+.PHONY: help pairs docs test test-gpu sanitize check check-main lint types bytecode types-and-tests build format ptx wheel clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -87,9 +87,9 @@ library=$$($${CC:-cc} -print-file-name=lib$(2).so):$$($${CC:-cc} -print-file-nam
 endef
 
 check: export CXXFLAGS += -Werror
-check: lint types-and-docs test  ## all that CI checks: format, lint, types, build, documents, shipped PTX, tests
+check: lint types-and-tests  ## all that CI checks: format, lint, types, build, documents, shipped PTX, tests
 
-check-main: ARGS += $(foreach annex,preflight p2p ablations jobs overlaps ranks cluster,--ignore=tests/$(annex))
+check-main: export ARGS += $(foreach annex,preflight p2p ablations jobs overlaps ranks cluster,--ignore=tests/$(annex))
 check-main: check  ## the same without the tests of the annexes
 
 lint: $(INSTALLED)-dev
@@ -99,13 +99,14 @@ lint: $(INSTALLED)-dev
 	$(if $(CPP),$(BIN)/clang-format --dry-run --Werror $(CPP))
 
 types: $(INSTALLED)-dev
-	$(BIN)/mypy --num-workers 2
+	$(BIN)/mypy
 
-# Even with two workers mypy leaves one of two cores idle for most of half a minute, in which the other one compiles all
-# modules and builds the documents.
-types-and-docs: $(INSTALLED)-dev build
-	@{ $(MAKE) --no-print-directory bytecode && $(MAKE) --no-print-directory docs; } & \
-	    $(MAKE) --no-print-directory types && wait $$!
+# mypy takes one core for a minute: with a low priority it uses what the tests, of which many wait, leave idle. What it
+# says comes last.
+types-and-tests: $(INSTALLED)-dev build
+	@nice $(MAKE) --no-print-directory types >build/types.txt 2>&1 & types=$$!; \
+	    $(MAKE) --no-print-directory bytecode docs test; tested=$$?; \
+	    wait $$types; typed=$$?; cat build/types.txt; exit $$((tested || typed))
 
 build: $(INSTALLED)  ## compile what changed of the extension
 	@$(BIN)/python setup.py --quiet build_ext --inplace
