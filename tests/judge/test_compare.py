@@ -80,6 +80,14 @@ def test_a_direction_that_lost_is_named_with_its_own_loss(title: str, there: flo
     assert ("all of GPU0-GPU1" in shown) == ("on average" in shown) == (there < 1 and back < 1)
 
 
+@pytest.mark.parametrize(("factor", "counts"), [(1.0, "5 same; no regression"), (0.5, "5 worse; a regression")])
+def test_a_comparison_in_one_line_counts_data_points_alone(factor: float, counts: str) -> None:
+    """With the averages as further regressions it said "12 worse; 14 regressions"."""
+    assert (
+        repr(compare(pair_of(), pair_of(factor, factor, 1), FAIL)) == f"<Comparison of 5 data points in both: {counts}>"
+    )
+
+
 def host_copies(factor_of: Callable[[int], float] = lambda _gpu: 1.0, links: float = 1.0, seed: int = 0) -> Run:
     """Return copies between three GPUs, and of host memory, slower on some."""
     found = []

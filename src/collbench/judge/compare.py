@@ -454,7 +454,8 @@ class Comparison:
         """Return one line, for people."""
         counts = ", ".join(f"{count} {verdict}" for verdict in ChangeVerdict if (count := self.count(verdict)))
         points = amount(len(self.changes), "data point")
-        return f"<Comparison of {points} in both: {counts or 'none judged'}; {len(self.regressions)} regressions>"
+        regressed = "a regression" if self.regressions else "no regression"
+        return f"<Comparison of {points} in both: {counts or 'none judged'}; {regressed}>"
 
     @property
     def regressions(self) -> tuple[Change | ChangeGroup, ...]:
