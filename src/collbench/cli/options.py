@@ -246,7 +246,12 @@ def _backend_option(auto: str) -> Command:
 backend = _backend_option("cuda if there is a GPU, else host")
 # CPU cores are taken only by name: they are no substitute for GPUs.
 backend_of_a_machine = _backend_option("GPUs, never CPU cores")
-fabric = option("--fabric NAME|FILE", "The machine to simulate.  [default: dgx-1v]", FILE_NAME, shell_complete=_fabrics)
+fabric = option(
+    "--fabric NAME|FILE",
+    "The machine to simulate (docs/fabric-file.md).  [default: dgx-1v]",
+    FILE_NAME,
+    shell_complete=_fabrics,
+)
 _SAVE = "Save the run in this file.  [default: a new file in $XDG_STATE_HOME/collbench/runs]"
 output = option("-o, --output FILE", _SAVE, OUTPUT)
 force = option("--force", "Replace a file that exists.")
