@@ -152,7 +152,7 @@ def page(run: Run) -> Page:
     lines = [*failures(run), *_verified(run)]
     if lines:
         yield Lines("\n" + "\n".join(lines))
-    yield from short(Lines("\n".join([*troubled(run), origin(run)])))
+    yield from short(Lines("\n" + "\n".join([*troubled(run), origin(run)])))
 
 
 def answer(run: Run) -> str:

@@ -110,7 +110,7 @@ def page(run: Run) -> Page:
     lines = [*_notes(run)]
     if lines:
         yield Lines("\n" + "\n".join(lines))
-    yield from short(Lines("\n".join([*troubled(run), origin(run)])))
+    yield from short(Lines("\n" + "\n".join([*troubled(run), origin(run)])))
 
 
 def _mark(run: Run) -> str:
