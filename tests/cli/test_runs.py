@@ -104,6 +104,12 @@ def test_commands_take_a_run_by_its_number_in_the_list(program: Program, folder:
     assert program("show", "5").out == named  # a file of that name comes first
 
 
+def test_a_list_that_is_not_of_all_runs_says_how_many_are_older(program: Program, folder: Path) -> None:
+    three(folder)  # and a damaged file
+    assert "\nolder     3 more runs: --limit N lists them\n" in program("runs", "--limit", "1").out
+    assert "\nolder " not in program("runs").out
+
+
 def test_where_nothing_is_saved(program: Program) -> None:
     assert collbench.runs() == ()
     assert program("runs").out == "there is no saved run: measure with 'collbench pairs'\n"

@@ -30,7 +30,7 @@ from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
 from collbench.model.values import one_line, printable
 from collbench.report.views import view
-from collbench.runfile import atomic_write
+from collbench.runfile import atomic_write, saved_runs
 from collbench.runfile.codec import document, plain
 from collbench.runfile.run_file import load
 
@@ -62,7 +62,7 @@ def runs(limit: int) -> None:
         return
     from collbench.report.text.run_list import page
 
-    show_page(page(saved_list))
+    show_page(page(saved_list, older=len(saved_runs.believed()) - saved_list[-1].number))
 
 
 # A run, or a file of an annex, printed.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from collbench.model.errors import ExitStatus
+from collbench.model.units import amount
 from collbench.model.values import one_line
 from collbench.report.text.layout import Lines, Page, table
 
@@ -22,12 +23,16 @@ _OUTCOMES = {
 _HEAD = ("run", "started (UTC)", "backend", "machine", "devices", "command", "outcome")
 
 
-def page(runs: Sequence[SavedRun]) -> Page:
-    """Yield the table, in the order given, and where the files are: whole names would break every line."""
+def page(runs: Sequence[SavedRun], older: int = 0) -> Page:
+    """Yield the table, in the order given, where the files are, and how many `older` runs are not in it.
+
+    Whole names of files would break every line.
+    """
     yield table(*_HEAD, rows=map(_row, runs), left=_HEAD, keys=1)
     files = [f"files     {folder}" for folder in sorted({one_line(str(run.path.parent)) for run in runs})]
     first = runs[0].number  # newer files may be unreadable
-    yield Lines("\n".join(["", *files, f"more      'collbench show {first}' shows run {first}"]))
+    rest = [f"older     {amount(older, 'more run')}: --limit N lists them"] if older else []
+    yield Lines("\n".join(["", *files, *rest, f"more      'collbench show {first}' shows run {first}"]))
 
 
 def _row(run: SavedRun) -> tuple[str, ...]:
