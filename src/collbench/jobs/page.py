@@ -191,7 +191,7 @@ def headline(report: Report) -> str:
         here, alone = (
             milli(sum(row.count * (getattr(row, name) or 0.0) for row in timed)) for name in ("transfer", "alone")
         )
-        of = "its" if len(timed) == len(report.rows) else f"{len(timed)} of {len(report.rows)} kinds of"
+        of = f"rank {mine.rank}'s" if len(timed) == len(report.rows) else f"{len(timed)} of {len(report.rows)} kinds of"
         simulated = " (sim)" if report.compared_simulated else ""
         clauses.append(f"{of} calls transfer for {here}, alone for {alone}{simulated}")
     return "; ".join(clauses)
