@@ -8,7 +8,7 @@ import pytest
 
 from collbench.judge.diagnose import Diagnosis, Kind, Severity, judge
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Health, Path, Run
+from collbench.model.run import Health, Measurement, Path, Run
 from tests.builders import gpus, measured, nvml_says, pair_run, paths, smi_says
 from tests.judge.checked import (
     Members,
@@ -181,6 +181,34 @@ def test_numa_nodes_of_one_socket_are_nearer_than_others_though_the_label_is_the
 def test_a_slow_pair_between_two_of_many_numa_nodes_is_slower_than_others_between_these(slow_pair: Members) -> None:
     (verdict,) = faults(on_four_nodes([slow_pair, slow_pair[::-1]]))
     assert (verdict.kind, verdict.members) == (Kind.INTRA_LABEL_OUTLIER, slow_pair)
+
+
+@pytest.mark.parametrize("slow_pair", [(0, 2), (1, 3)])
+def test_with_one_gpu_on_each_of_four_nodes_a_pair_slower_than_all_others_is_slow(slow_pair: Members) -> None:
+    (verdict,) = faults(on_four_nodes([slow_pair, slow_pair[::-1]], per_node=1))
+    assert (verdict.kind, verdict.members) == (Kind.INTRA_LABEL_OUTLIER, slow_pair)
+    assert "30% below the 16.0 GB/s" in what(verdict)
+
+
+@pytest.mark.parametrize("far", [[(0, 2), (1, 3)], [(0, 2), (0, 3)]])
+def test_two_pairs_of_them_may_be_farther_apart(far: list[Members]) -> None:
+    """The diagonals of a ring of four sockets: nothing tells them from pairs that are slow."""
+    assert faults(on_four_nodes([*far, *(pair[::-1] for pair in far)], per_node=1)) == []
+
+
+def test_with_one_gpu_on_each_node_copies_with_host_memory_show_which_slot_is_slow() -> None:
+    """Its pairs are like no others, so their rates neither show its slot nor clear it."""
+    healthy = on_four_nodes(per_node=1)
+
+    def through_slot(found: Measurement) -> Measurement:
+        """Return what the slot of GPU3 leaves of it: 10 GB/s."""
+        point = found.point
+        least = point.size_bytes / 10e9 * point.work.operation.busbw_factor(len(point.members))
+        samples = [replace(one, seconds=tuple(max(took, least) for took in one.seconds)) for one in found.samples]
+        return replace(found, samples=samples) if 3 in point.members else found
+
+    first = faults(replace(healthy, measurements=[through_slot(found) for found in healthy.measurements]))[0]
+    assert (3,) in [first.members, *(cause.devices for some in first.cause.either for cause in some)]
 
 
 def test_links_between_hosts_have_no_order() -> None:

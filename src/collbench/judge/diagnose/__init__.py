@@ -19,7 +19,7 @@ from collbench.judge.diagnose.devices import (
     throttled,
     unsteady,
 )
-from collbench.judge.diagnose.elements import likeness, with_host_memory
+from collbench.judge.diagnose.elements import likeness, of_likeness, with_host_memory
 from collbench.judge.diagnose.limits import failures, limits
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts, Reading
 from collbench.judge.diagnose.reported import reported
@@ -137,14 +137,16 @@ def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> s
 def _copies_alike(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> Iterable[list[Reading]]:
     """Return the copies among what shows the rates of links, those together that should be equal."""
     copies = (reading for label in rates for reading in rates[label] if reading.work.operation.is_copy)
-    return grouped(((reading.label, likeness(facts, reading.members)), reading) for reading in copies).values()
+    of_label = grouped((reading.label, reading) for reading in copies).values()
+    return (some for readings in of_label for some in of_likeness(facts, readings))
 
 
 def _collectives_alike(facts: Facts) -> Iterator[list[Reading]]:
     """Yield for each collective its readings on pairs that should be equal."""
     for work in facts.readings.works(collective=True):
         pairs = (reading for reading in facts.readings.of(work, COLLECTIVE_BYTES).values() if len(reading.members) == 2)
-        yield from grouped(((one.label, likeness(facts, one.members)), one) for one in pairs).values()
+        of_label = grouped((one.label, one) for one in pairs).values()
+        yield from (some for readings in of_label for some in of_likeness(facts, readings))
 
 
 def _far_from_median(alike: Sequence[Reading]) -> tuple[Reading, float] | None:

@@ -40,6 +40,7 @@ _SAME_SIGMA = 3.0  # rates that differ by more σ are not the same
 _PROMISING = 60  # elements that explain most alone are tried in pairs
 # A difference of BIC below this tells two explanations apart no better than 20 to 1 [Kass and Raftery 1995].
 _UNDECIDED = 6.0
+_PAIRS_OF_FOUR = 6
 # The labels of what lies below one switch or root port, one upstream switch, one host bridge.
 _BELOW = (("PIX",), ("PIX", "PXB"), ("PIX", "PXB", "PHB"))
 _IN_SOCKET = ("PIX", "PXB", "PHB", "NODE")
@@ -174,6 +175,22 @@ def _nodes_apart(facts: Facts, members: Sequence[int]) -> frozenset[int | None]:
     return frozenset(nodes[member] for member in members) if apart and not facts.over_nvlink(members) else frozenset()
 
 
+def of_likeness(facts: Facts, readings: Iterable[Reading]) -> list[list[Reading]]:
+    """Return the readings that should be equal, together.
+
+    Machines are symmetric: of pairs between four NUMA nodes or more no single one is slower than all others. If one is,
+    it belongs to the next slowest.
+    """
+    groups = grouped((likeness(facts, reading.members), reading) for reading in readings)
+    apart = ((like, some) for like, some in groups.items() if _nodes_apart(facts, some[0].members))
+    for alike in grouped((like[:-1], some) for like, some in apart).values():
+        slowest, *others = sorted(alike, key=lambda some: max(reading.middle for reading in some))
+        if len(alike) >= _PAIRS_OF_FOUR and len({frozenset(reading.members) for reading in slowest}) == 1:
+            others[0].extend(slowest)
+            slowest.clear()
+    return [some for some in groups.values() if some]
+
+
 @lru_cache(maxsize=8)  # most rules ask
 def blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Element, ...]:
     """Return the elements that explain what is slow, by NVLinks or by PCIe; the sure, then the slowest first."""
@@ -251,15 +268,15 @@ def _undecided(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:
     def parts(elements: Sequence[Element]) -> frozenset[object]:
         return frozenset(map(part, elements))
 
-    own = next((elements for elements in alike if not any(element.shared for element in elements)), None)
+    own = next((elements for elements in alike if all(element.part is Part.PATH for element in elements)), None)
     if own is not None:
         yield from own
         return
     # Those without a link's own lanes first, then GPUs, which outnumber uplinks and fail more often.
     simple = sorted(
-        (elements for elements in alike if any(element.shared for element in elements)),
+        (elements for elements in alike if any(element.part is not Part.PATH for element in elements)),
         key=lambda elements: (
-            sum(not element.shared for element in elements),
+            sum(element.part is Part.PATH for element in elements),
             sum(not element.of_gpu for element in elements),
         ),
     )
@@ -344,13 +361,13 @@ def _seen(facts: Facts, *, over_nvlink: bool, collective: bool) -> Iterator[_See
     if not over_nvlink and not collective:
         groups += [(_HOST, hosts) for hosts in with_host_memory(facts)]
     below = grouped(
-        ((kind, _crossed(kind, reading), _near(reading)), (reading.middle, typical, reading.error))
+        ((kind, _crossed(kind, reading), _near(reading)), (reading.middle, typical, reading.error, unlike))
         for kind, group in groups
-        for reading, typical in _typical(facts, group, staged if kind == _PLAIN else {})
+        for reading, typical, unlike in _typical(facts, group, staged if kind == _PLAIN else {})
     )
     for (kind, crossed, near), values in below.items():
-        middles, typicals, errors = zip(*values, strict=True)
-        unlike = _UNLIKE if kind == _PLAIN else _HOSTS_UNLIKE
+        middles, typicals, errors, unlikes = zip(*values, strict=True)
+        unlike = max(_UNLIKE if kind == _PLAIN else _HOSTS_UNLIKE, *unlikes)
         error = math.hypot(math.hypot(*errors) / len(errors), unlike)
         typical = fmean(typicals)
         yield _Seen(kind, *crossed, min(0.0, fmean(middles) - typical), typical, error, near)
@@ -428,11 +445,37 @@ def _tells(facts: Facts, reading: Reading, *, over_nvlink: bool) -> bool:
 
 def _typical(
     facts: Facts, group: Sequence[Reading], staged: Mapping[tuple[int, ...], Reading]
-) -> Iterator[tuple[Reading, float]]:
+) -> Iterator[tuple[Reading, float, float]]:
     """Yield a work's readings, each with what the best of its label and products reach, or staging if that is more.
 
-    Copies with memory of an unknown socket are compared with those of GPUs on the same one: others may be nearer to it.
+    The last is its error as what is typical: of a pair that none is like, the same both ways, only copies with host
+    memory tell what its GPUs carry. Copies with memory of an unknown socket are compared with those of GPUs on the same
+    one: others may be nearer to it.
     """
+    levels = [
+        (like, some, median(one.middle for one in facts.readings.tied(some))) for like, some in _equal(facts, group)
+    ]
+    best = {like: max(alike) for like, alike in grouped((like, level) for like, _, level in levels).items()}
+    for like, readings, level in levels:
+        with_memory = any(len(reading.members) == 1 for reading in readings)
+        typical = max(level, best[like] - REMOTE_GAP) if with_memory else level
+        pairs = {frozenset(reading.members) for reading in readings}
+        alone = not with_memory and len(pairs) == 1 and len(facts.readings.tied(readings)) == len(readings)
+        for reading in readings:
+            through = staged.get(reading.members)
+            faster = through is not None and through.middle - max(typical, reading.middle) > STAGED_GAP
+            if through is not None and faster:
+                yield reading, through.middle, 0.0
+            else:
+                yield reading, typical, STAGED_GAP if alone else 0.0
+
+
+def _equal(facts: Facts, group: Sequence[Reading]) -> Iterator[tuple[object, list[Reading]]]:
+    """Yield a work's readings that should be equal, with what those on other sockets have in common with them."""
+    if all(reading.work.variant is Variant.PLAIN for reading in group):
+        of_label = grouped(((reading.label, sockets_of(facts, reading)), reading) for reading in group)
+        yield from (((), some) for readings in of_label.values() for some in of_likeness(facts, readings))
+        return
     alike: dict[tuple[object, object], list[Reading]] = defaultdict(list)
     for reading in group:
         through_host = reading.work.variant is Variant.STAGED
@@ -441,15 +484,7 @@ def _typical(
         path = facts.paths.get(frozenset(reading.members)) if through_host else None
         label = path.in_tree if path else reading.label
         alike[(like, label), sockets_of(facts, reading)].append(reading)
-    typicals = {key: median(one.middle for one in facts.readings.tied(readings)) for key, readings in alike.items()}
-    best = {like: max(typicals[key] for key in keys) for like, keys in grouped((key[0], key) for key in alike).items()}
-    for key, readings in alike.items():
-        with_memory = any(len(reading.members) == 1 for reading in readings)
-        typical = max(typicals[key], best[key[0]] - REMOTE_GAP) if with_memory else typicals[key]
-        for reading in readings:
-            through = staged.get(reading.members)
-            faster = through is not None and through.middle - max(typical, reading.middle) > STAGED_GAP
-            yield reading, through.middle if through is not None and faster else typical
+    yield from ((like, some) for (like, _), some in alike.items())
 
 
 # What may be to blame, narrowest first.

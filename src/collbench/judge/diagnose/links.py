@@ -30,7 +30,7 @@ from collbench.judge.diagnose.elements import (
     blamed,
     cause_of,
     ends,
-    likeness,
+    of_likeness,
     sockets_of,
     with_host_memory,
 )
@@ -394,7 +394,7 @@ def _all_peers(facts: Facts, *, collective: bool) -> tuple[list[_Peers], list[fl
 
 
 def _peers(facts: Facts, group: Sequence[Reading]) -> Iterator[_Peers]:
-    for alike in grouped((likeness(facts, reading.members), reading) for reading in group).values():
+    for alike in of_likeness(facts, group):
         if len(alike) < 2:
             continue
         tied = facts.readings.tied(alike)
