@@ -84,6 +84,9 @@ class Hardware:
         self._devices: tuple[Device, ...] = run.devices
         self._paths: dict[frozenset[int], Path] = {frozenset(path.devices): path for path in run.paths}
         self._hidden = frozenset(hidden)
+        hosts = [device.host for device in run.devices]
+        of_one_host = sum(len({hosts[position] for position in pair}) == 1 for pair in self._paths)
+        self._all_known = of_one_host == sum(math.comb(count, 2) for count in Counter(hosts).values())
         # Neighbors by NVLinks, because in a cluster of a thousand devices each has only a few.
         joined = self._hidden | {pair for pair, path in self._paths.items() if is_nvlink(path.label)}
         self._neighbours: dict[int, list[int]] = {position: [] for position in range(len(run.devices))}
@@ -146,6 +149,8 @@ class Hardware:
 
     def _known(self, members: Sequence[int]) -> bool:
         """Return whether the path between any two members is known: between hosts it is the network's."""
+        if self._all_known:
+            return True
         hosts = [self._devices[member].host for member in members]
         pairs = zip(combinations(members, 2), combinations(hosts, 2), strict=True)
         return all(first != second or frozenset(pair) in self._paths for pair, (first, second) in pairs)

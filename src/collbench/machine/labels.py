@@ -5,6 +5,7 @@ Order, best first: NV# (more links are better), PIX, PXB, PHB, NODE, SYS (docs/m
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterable
 
@@ -44,6 +45,7 @@ PEER_STATES = {
 }
 
 
+@functools.lru_cache  # a judge asks for every pair of every data point, and a machine has few labels
 def nvlink_count(label: str) -> int:
     """Return the number of NVLinks that a label names: 18 for "NV18", 0 for "PIX"."""
     match = _NVLINK.fullmatch(label)
