@@ -88,7 +88,7 @@ def test_a_wheel_needs_no_compiler(tmp_path: Path) -> None:
     assert not shutil.which("c++", path=bare_environment["PATH"])
     python, program = str(clean / "bin" / "python"), str(clean / "bin" / "collbench")
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
-    run(*pip, "install", "--no-deps", "--no-index", str(wheel))
+    run(*pip, "install", "--no-deps", "--no-index", "--no-compile", str(wheel))
     (packages,) = clean.glob("lib/python*/site-packages")
     # A folder that a .pth adds has its own .pth ignored: this environment's editable collbench stays out.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
