@@ -78,8 +78,8 @@ def record(*, output: Path | None, command: tuple[str, ...], **values: Any) -> N
     """Run COMMAND and save every NCCL call of its ranks: function, size, group, order and time.
 
     The job runs unchanged: NCCL (2.23 or newer) loads a profiler plugin, which compresses repeated steps as they run.
-    Exit status and output are the job's own. If the job is killed, the calls until then are saved. docs/record.md
-    lists what a plugin cannot see.
+    Output and exit status are the job's own, but 2 if a job that succeeded could not be recorded. If the job is killed,
+    the calls until then are saved. docs/record.md lists what a plugin cannot see.
 
     \b
     Examples:
