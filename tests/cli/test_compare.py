@@ -185,7 +185,7 @@ def test_what_is_undecided_beside_a_busy_base_is_blamed_on_that_run(program: Pro
     Path("idle.json").write_text(recorded_text("2026-11-21-4xh200-judging/pairs.json"), encoding="utf-8")
     Path("busy.json").write_text(recorded_text("2026-11-21-4xh200-judging/runs.tar.gz:busy.json"), encoding="utf-8")
     first = program("compare", "busy.json", "idle.json").out.partition("\n")[0]
-    assert "undecided because busy.json was disturbed: CONTENTION another process was on GPU0 in 2292 of" in first
+    assert "undecided because busy.json was disturbed: CONTENTION another process was on GPU0, GPU1 in 2292" in first
     assert first.endswith("; 5 of 6 pairs are more than 5% faster.")
 
 

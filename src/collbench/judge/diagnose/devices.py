@@ -31,8 +31,8 @@ from collbench.machine.health import errors
 from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import Theory, slot
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import FlagKind, InterferenceCheck
-from collbench.model.units import TELLING_BYTES, verb
+from collbench.model.run import FlagKind, InterferenceCheck, tags
+from collbench.model.units import TELLING_BYTES, grouped, verb
 
 _BY_ENGINE = (Operation.H2D_CE, Operation.D2H_CE)  # between a device and host memory
 
@@ -42,7 +42,8 @@ def other_processes(facts: Facts) -> Iterator[Verdict]:
     shared = unhealthy_devices(facts).shared
     gpus = tuple(sorted(shared))
     if gpus:
-        seen = ", ".join(f"on {facts.run.devices[gpu].tag} {shared[gpu]}" for gpu in gpus)
+        by_time = grouped((shared[gpu], gpu) for gpu in gpus)
+        seen = ", ".join(f"on {tags(alike, facts.run.devices)} {when}" for when, alike in by_time.items())
         cause = Cause(
             "other_jobs",
             "another job computes, copies or holds memory there; measure again when it has ended",
