@@ -80,7 +80,7 @@ def test_a_size_beyond_the_measured_ones_is_said_and_one_far_beyond_refused() ->
     """An 8 B run once said that a step of 7B parameters communicates for 177 s."""
     found = links_of(run_of(gpus(2), curve(AR, (0, 1), 100.0, sizes=(2**16, 2**18, MIB))))
     price = found.price(AR, 4 * MIB, (0, 1))
-    assert price.assumed == "sizes beyond 64K to 1M: by latency and bandwidth"
+    assert price.assumed == "sizes outside 64K to 1M: by latency and bandwidth"
     assert price.seconds == pytest.approx(5e-6 + 4 * MIB / 100e9, rel=0.05)
     for size, needed in ((16 * MIB, "64K:16M"), (2**10, "1K:1M"), (24, "24:1M")):
         said = f"is too far from the measured sizes, 64K to 1M: measure with --sizes {needed}$"

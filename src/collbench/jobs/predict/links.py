@@ -89,7 +89,7 @@ class Links:
                 f"{size_span((least, most))}: measure with --sizes {needed}"
             )
         instead = "" if other is operation else f"as {other.collective.title} of as many bus bytes"
-        beyond = "" if least <= size <= most else f"sizes beyond {size_span((least, most))}: by latency and bandwidth"
+        beyond = "" if least <= size <= most else f"sizes outside {size_span((least, most))}: by latency and bandwidth"
         return Price(curve(size), "; ".join(filter(None, (instead, beyond))))
 
     def counts(self) -> tuple[int, ...]:
