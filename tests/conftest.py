@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
 from tests.cli.program import Program
@@ -68,14 +69,35 @@ def pytest_unconfigure() -> None:
     remove_host()
 
 
+def _variables() -> dict[bytes, bytes]:
+    """Return a copy of the environment, without decoding it, less the variable that pytest changes in every test."""
+    variables: dict[bytes, bytes] = os.environ._data.copy()  # type: ignore[attr-defined]
+    variables.pop(b"PYTEST_CURRENT_TEST", None)
+    return variables
+
+
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
     """Restore the environment after a test that changes it, as `collbench.select` does."""
-    before = dict(os.environ)
+    before = _variables()
     yield
-    if dict(os.environ) != before:
-        os.environ.clear()
-        os.environ.update(before)
+    if (after := _variables()) != before:
+        for name in after.keys() - before.keys():
+            del os.environb[name]
+        os.environb.update(before)
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """In pytest-xdist's processes, report of a test that it ran, and no setup or teardown in which nothing failed.
+
+    Each report is sent, which takes as long as pytest itself takes for a short test.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.fixture(scope="session")
