@@ -12,7 +12,7 @@ import pytest
 from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, unhealthy_devices
 from collbench.judge.diagnose.readings import Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, explained
-from collbench.model.operations import Operation, Variant
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Flag, Health, Run
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
@@ -315,3 +315,25 @@ def test_the_label_of_a_verdict_is_that_of_its_figures(seed: int) -> None:
         low, _, high = verdict.measured
         assert high < 1.2 * low
         assert high < float(verdict.text.split(" GB/s")[0].split()[-1]) < 1.2 * high
+
+
+def with_shares(shares: dict[Link, float]) -> list[tuple[Kind, tuple[int, ...]]]:
+    """Return the faults of a machine whose links reach these shares of their rates, and NCCL that of the slower way."""
+
+    def share(work: Work, members: tuple[int, ...]) -> float:
+        if len(members) == 1 or work.variant is not Variant.PLAIN:
+            return 1.0
+        ways = [members, members[::-1]] if work.operation.is_collective else [members]
+        return min(shares.get((way[0], way[1]), 1.0) for way in ways)
+
+    return [(verdict.kind, verdict.members) for verdict in faults(h200(share))]
+
+
+def test_a_link_slower_than_its_opposite_is_named_beside_the_gpu_that_slows_both() -> None:
+    found = with_shares(dict.fromkeys(both_ways((other, 3) for other in range(3)), 0.95) | {(0, 3): 0.82})
+    assert found == [(Kind.ASYMMETRY, (0, 3)), (Kind.INTRA_LABEL_OUTLIER, (3,))]
+
+
+def test_a_pair_slow_both_ways_is_named_beside_the_port_that_slows_one_of_them() -> None:
+    found = with_shares({(1, 0): 0.86 * 0.94, (2, 0): 0.86, (3, 0): 0.86, (0, 1): 0.94})
+    assert found == [(Kind.ASYMMETRY, (0,)), (Kind.INTRA_LABEL_OUTLIER, (0, 1))]

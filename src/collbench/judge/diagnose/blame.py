@@ -153,12 +153,19 @@ class Blame:
 
 
 def blames(
-    facts: Facts, slow: Collection[Link], judged: Collection[Link], *, rates: bool = False, collective: bool = False
+    facts: Facts,
+    slow: Collection[Link],
+    judged: Collection[Link],
+    *,
+    rates: bool = False,
+    collective: bool = False,
+    one_way: bool = False,
 ) -> tuple[Blame, ...]:
     """Return the slow links in groups; `judged` are all links that could have been slow.
 
     NVLinks and PCIe paths of one GPU are different links, so they are grouped apart. With `rates` what was measured
     tells which elements they share: first by copies, then what is left of slow `collective` links by collectives.
+    `one_way`: they are slower than their opposites, which no element explains that both cross.
     """
     groups: list[Blame] = []
     for over_nvlink in (True, False):
@@ -173,13 +180,16 @@ def blames(
             if ours and with_nccl <= collective:
                 # In their order: a link that crosses two is certainly slow because of the first.
                 for element in blamed(facts, over_nvlink=over_nvlink, collective=with_nccl):
+                    crossing = frozenset(
+                        link for link in element.links if not one_way or link[::-1] not in element.links
+                    )
                     # Of GPUs that are slow together, the last has no link that is not another's, too.
-                    mine = ours & element.links or (of_all & element.links if element.part is Part.GPU else frozenset())
+                    mine = ours & crossing or (of_all & crossing if element.part is Part.GPU else frozenset())
                     if element.shared and mine:
                         groups.append(on_element(facts, element, mine))
                     elif not element.shared:
-                        alone |= ours & element.links
-                    ours -= element.links
+                        alone |= ours & crossing
+                    ours -= crossing
         groups += _grouped(facts, ours | alone, alike)
     return tuple(groups)
 

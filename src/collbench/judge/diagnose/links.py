@@ -111,7 +111,7 @@ def asymmetries(facts: Facts) -> Iterator[Verdict]:
                 error = math.hypot(there.error, back.error)
                 gaps[a, b].append(Gap(there, back.middle - there.middle, error, chance))
     slow = {link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _ONE_WAY))}
-    for blame in blames(facts, slow, gaps, rates=True):
+    for blame in blames(facts, slow, gaps, rates=True, one_way=True):
         worst, works, normal = _worst(blame, slow)
         if blame.gpu is not None:
             likely = cause_of(facts.run, Part.ONE_DIRECTION, (blame.gpu,))

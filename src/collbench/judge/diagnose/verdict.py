@@ -257,7 +257,8 @@ def _covers(strong: Verdict, weak: Verdict, links: frozenset[Link]) -> bool:
     if by_cause or (slows_host and of_host):
         return True
     by_kind = weak.kind in _EXPLAINS.get(strong.kind, ()) and not (sure and strong.kind is Kind.CONTENTION)
-    return by_kind and bool(weak.links) and weak.links <= both_ways(links)
+    one_way = strong.kind is Kind.ASYMMETRY and not collective  # a link that is slow, too, is not slow by its opposite
+    return by_kind and bool(weak.links) and weak.links <= (links if one_way else both_ways(links))
 
 
 # Words that several rules use: names of works and devices, and parts of the shell commands that check a cause.
