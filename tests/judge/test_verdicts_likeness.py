@@ -211,6 +211,19 @@ def test_with_one_gpu_on_each_node_copies_with_host_memory_show_which_slot_is_sl
     assert (3,) in [first.members, *(cause.devices for some in first.cause.either for cause in some)]
 
 
+@pytest.mark.parametrize("label", ["N/A", "?"])
+def test_links_without_a_label_are_compared_with_their_opposites_only(label: str) -> None:
+    """GPU0 and GPU2 may be on two sockets: half of what others carry is no fault."""
+
+    def rate(_work: Work, members: Members) -> float:
+        return 13.0 if {*members} == {0, 2} else 21.0 if members == (2, 1) else 26.0
+
+    found = Diagnosis(pcie(dict.fromkeys(combinations(range(4), 2), label), rate))
+    assert [(verdict.kind, verdict.members) for verdict in found.verdicts] == [(Kind.ASYMMETRY, (2, 1))]
+    others = "GPU0 → GPU2 reaches 13.0 GB/s where others without a label reach 26.0: nothing tells which path it has"
+    assert found.left_open == others
+
+
 def test_links_between_hosts_have_no_order() -> None:
     links = (Path((0, 1), "NET"), Path((0, 2), "SYS"), Path((1, 2), "SYS"))
     run = pair_run(3, lambda a, b: 40.0 if (a, b) == (0, 1) else 10.0, links=links)

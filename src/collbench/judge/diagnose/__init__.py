@@ -19,7 +19,7 @@ from collbench.judge.diagnose.devices import (
     throttled,
     unsteady,
 )
-from collbench.judge.diagnose.elements import likeness, of_likeness, with_host_memory
+from collbench.judge.diagnose.elements import ends, likeness, of_likeness, with_host_memory
 from collbench.judge.diagnose.limits import failures, limits
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts, Reading
 from collbench.judge.diagnose.reported import reported
@@ -119,6 +119,12 @@ def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> s
             rates_of = f"{figure(low.gbs)} GB/s where {low.label} links reach {figure(usual)}"
             link = tags(low.members, facts.run.devices, " → ")
             return f"{link} reaches {rates_of}, and noise leaves open whether it is slow"
+    shown = (reading for label in rates for reading in rates[label] if not facts.labelled(reading.members))
+    for alike in grouped((ends(facts, reading.members), reading) for reading in shown).values():
+        if far := _far_from_median(alike):
+            low, usual = far
+            rates_of = f"{figure(low.gbs)} GB/s where others without a label reach {figure(usual)}"
+            return f"{tags(low.members, facts.run.devices, ' → ')} reaches {rates_of}: nothing tells which path it has"
     for hosts in with_host_memory(facts):
         for alike in grouped((likeness(facts, reading.members), reading) for reading in hosts).values():
             if below := _far_from_median(alike):

@@ -157,11 +157,13 @@ def ends(facts: Facts, members: Sequence[int]) -> tuple[str, ...]:
 def likeness(facts: Facts, members: Sequence[int]) -> tuple[object, ...]:
     """Return what links must have in common to be compared: ends, limit, peer access, and the NUMA nodes of many.
 
-    Without peer access copies go through host memory, which a link's label does not tell of.
+    Without peer access copies go through host memory, which a link's label does not tell of. A link without a label is
+    like none but its opposite.
     """
     if len(members) != 2:
         return (ends(facts, members),)
-    return ends(facts, members), facts.limit(members), facts.has_peers(members), _nodes_apart(facts, members)
+    itself = frozenset(() if facts.labelled(members) else members)
+    return ends(facts, members), facts.limit(members), facts.has_peers(members), itself, _nodes_apart(facts, members)
 
 
 def _nodes_apart(facts: Facts, members: Sequence[int]) -> frozenset[int | None]:

@@ -23,7 +23,7 @@ from collbench.judge.stats import (
     widening,
 )
 from collbench.judge.tiers import TRIALS_WITH_AN_OUTLIER, pair_labels
-from collbench.machine.labels import is_nvlink
+from collbench.machine.labels import UNKNOWN, is_nvlink
 from collbench.machine.theory import slot
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
@@ -176,6 +176,10 @@ class Facts:
         """Return the label between two positions, "?" where none was reported."""
         path = self.paths.get(frozenset(link))
         return path.label if path else "?"
+
+    def labelled(self, link: Sequence[int]) -> bool:
+        """Return whether a label says which path is between two positions."""
+        return self.label(link) not in ("?", UNKNOWN)
 
     def over_nvlink(self, link: Sequence[int]) -> bool:
         """Return whether the label between two positions is one of NVLinks."""
