@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.cli.program import Program
 from tests.native.fakes import Fakes, build
@@ -49,6 +50,15 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 _HERE = Path(__file__).parent
 _LOADED = _HERE / "loaded"
 _SERVERS: list[tuple[Path, subprocess.Popen[bytes]]] = []
+
+
+def pytest_collection() -> None:
+    """Let hypothesis try no constants of our modules, so that its examples change with a test alone.
+
+    In a fresh clone it parses each of them for these, which takes a core eight seconds.
+    """
+    if settings.get_current_profile_name() == "collbench":
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_collection_finish() -> None:
