@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from collbench.judge.stats import OwnNoise
 from collbench.judge.tiers import (
     Estimate,
     differs,
@@ -169,6 +170,12 @@ WILD = [-0.5, -0.4, -0.3, -0.1, 0.0, 0.0, 0.001]
             link(around(0), 0.001, 100.0, cautious_error=0.02),
             link(around(-0.03), *SURE),
             True,
+        ),
+        (
+            "unless its trials show it",
+            replace(link(around(0), *SURE), own_noise=OwnNoise(4.0, 4)),
+            link(around(-0.03), *SURE),
+            False,
         ),
         ("a trial as fast", link(around(0), *SURE), link([-0.1, -0.1, -0.1, -0.1, -0.01], *SURE), False),
         ("all trials slower", link(around(0), *SURE), link([-0.1, -0.1, -0.1, -0.1, -0.03], *SURE), True),

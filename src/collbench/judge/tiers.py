@@ -158,7 +158,15 @@ def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
         return False  # a trial or two show no noise, so everything would look certain
     if not (other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta):
         return False
-    return top.middle - other.middle > delta + margin(top, replace(other, error=other.cautious_error), count)
+    slower = _by_own_noise(other)
+    slower = replace(slower, error=max(slower.error, other.cautious_error))
+    return top.middle - other.middle > delta + margin(_by_own_noise(top), slower, count)
+
+
+def _by_own_noise(estimate: Estimate) -> Estimate:
+    """Return the estimate with the error of its own noise where its trials show some: the best is often noisy."""
+    variance, freedom = _variance(estimate)
+    return replace(estimate, error=math.sqrt(variance), freedom=freedom)
 
 
 def at_least(estimate: Estimate) -> float:
