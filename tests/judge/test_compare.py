@@ -475,6 +475,17 @@ def test_more_that_is_lost_never_ends_better(title: str, gone: Callable[[Measure
     assert f"{len(found.lost)} data points are only in the base" in said
 
 
+def test_only_what_is_missing_is_called_not_judged() -> None:
+    """The page once began "not judged", and went on with the verdict on all other data points."""
+    base = pairs_at(SIZES)
+    kept = [found for found in base.measurements if found.point.members != (2, 5)]
+    said = text(page(compare(base, replace(base, measurements=kept), FAIL), ("a.json", "b.json")))
+    lost, total = len(base.measurements) - len(kept), len(base.measurements)
+    assert said.startswith(
+        f"not judged: {lost} of {total} data points of the base, missing in the new run: measure it again\n"
+    )
+
+
 def test_a_run_that_was_asked_for_less_has_lost_nothing_and_says_what_both_have() -> None:
     found = compare(pairs_at(SIZES), pairs_at(SIZES[:2]), FAIL)
     assert (found.lost, found.status) == ((), ExitStatus.DONE)
