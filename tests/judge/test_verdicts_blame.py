@@ -113,7 +113,7 @@ def test_many_single_links_share_a_cause(count: int) -> None:
 def test_nvlinks_and_pcie_of_a_gpu_are_different_wires() -> None:
     but = {(2, 3): "PIX", (0, 3): "PHB", (1, 3): "PHB"}
     groups = blamed([*ROW, *COLUMN], every(4), but=but)
-    assert [(group.members, group.place) for group in groups] == [((2,), "all links of GPU2"), ((2, 3), "GPU2-GPU3")]
+    assert [(group.members, group.place) for group in groups] == [((2,), "all NVLinks of GPU2"), ((2, 3), "GPU2-GPU3")]
     (over_pcie,) = blamed([link for link in every(4) if 3 in link], every(4), but=but)
     assert over_pcie.place == "all 3 PHB and PIX pairs"
 

@@ -208,8 +208,12 @@ def on_element(facts: Facts, element: Element, links: frozenset[Link]) -> Blame:
         cause = element.cause(facts.run)
         return replace(together(facts, links, everything=False), reach=element.links, cause=cause)
     way = "of" if element.out and element.into else "from" if element.out else "to"
-    place = f"all links {way} {tags(element.devices, facts.run.devices)}"
-    return Blame(links, element.devices, place, element.devices[0], element.links)
+    gpu = element.devices[0]
+    over_nvlink = facts.over_nvlink(min(links))
+    both = any(facts.over_nvlink(link) is not over_nvlink for link in facts.links_of(gpu))
+    which = "NVLinks" if over_nvlink else "PCIe paths"  # one of them has the rate beside it
+    place = f"all {which if both else 'links'} {way} {tags(element.devices, facts.run.devices)}"
+    return Blame(links, element.devices, place, gpu, element.links)
 
 
 def _grouped(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> Iterator[Blame]:
