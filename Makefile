@@ -50,12 +50,13 @@ test: $(INSTALLED)-test bytecode $(INSTALLED)-browser  ## install, then run ever
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --ignore=tests/gpu --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 # Tests start hundreds of processes, which would each compile all our modules in an image that forbids bytecode. One
-# process compiles the large packages before several load them at once; in a fresh clone a second one compiles the
-# tests.
+# process compiles the large packages before several load them at once, and lets hypothesis write down all characters; in
+# a fresh clone a second one compiles the tests.
 bytecode: $(INSTALLED)-test build
 	@export PYTHONDONTWRITEBYTECODE=; [ -d tests/cli/__pycache__ ] || \
 	    $(BIN)/python -m pytest --ignore=tests/gpu --collect-only -qq >/dev/null 2>&1 & \
-	    $(BIN)/python -c 'import hypothesis, pandas, scipy.stats, torch.distributed.run' && wait
+	    $(BIN)/python -c 'import hypothesis.strategies, pandas, scipy.stats, torch.distributed.run; \
+	    hypothesis.strategies.text().validate()' && wait
 
 test-gpu:  ## run tests/gpu where GPUs are; installs nothing and needs no network
 	@$(GPU_PYTHON) -c 'import collbench._native, pytest' || { \
