@@ -29,8 +29,8 @@ inline std::uint64_t host_seed(const Gpu& gpu) { return ~gpu.seed; }
 // CudaError, PolicyError, std::invalid_argument before Gpus::allocate.
 CUdeviceptr host_source(Gpus& gpus, Gpu& gpu, int position);
 CUdeviceptr host_target(Gpus& gpus, Gpu& gpu, int position);
-// Makes the host buffers of these transfers (as in CopyRound), one after another: four threads took as long on 2 × H200.
-// Throws as these two.
+// Makes the host buffers of these transfers (as in CopyRound), one after another: four threads took as long on 2 ×
+// H200. Throws as these two.
 void pin_host(Gpus& gpus, const std::vector<std::pair<int, int>>& links);
 
 }  // namespace collbench
