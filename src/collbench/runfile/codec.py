@@ -164,7 +164,8 @@ def _dataclass_reader(kind: type, by_hand: bool) -> Callable[[Any], Any]:
         if not readers:  # late: a type may contain itself
             hints = typing.get_type_hints(kind, include_extras=True)
             readers.extend((name, _reader(hints[name], by_hand), _written(field)) for name, field in fields.items())
-        _expect(data, dict)
+        if type(data) is not dict:
+            _expect(data, dict)
         if by_hand and (unknown := [key for key in data if key not in fields]):
             raise _Wrong(f"has '{unknown[0]}', which is not one of {', '.join(fields)}")
         if not needed.keys() <= data.keys():
@@ -172,11 +173,10 @@ def _dataclass_reader(kind: type, by_hand: bool) -> Callable[[Any], Any]:
         known = {}
         try:
             for name, reader, default in readers:
-                if name in data:
-                    value = data[name]
-                    # Most fields have their default, which needs no check.
-                    if value != default or type(value) is not type(default):
-                        known[name] = reader(value)
+                value = data.get(name, default)
+                # Most fields have their default, which needs no check.
+                if value is not default and (value != default or type(value) is not type(default)):
+                    known[name] = reader(value)
         except _Wrong as wrong:
             raise wrong.under(f".{name}") from None
         return kind(**known)
@@ -222,8 +222,11 @@ def _sequence_reader(kind: Any, by_hand: bool) -> Callable[[Any], Any]:
             raise _Wrong(f"has {len(items)} items instead of {len(readers)}")
         decoded: list[Any] = []
         try:
-            for reader, item in zip(itertools.repeat(readers[0]) if many else readers, items, strict=False):
-                decoded.append(() if sparse and item == [] else reader(item))
+            if many and not sparse:
+                decoded.extend(map(readers[0], items))  # up to one that is wrong
+            else:
+                for reader, item in zip(itertools.repeat(readers[0]) if many else readers, items, strict=False):
+                    decoded.append(() if sparse and item == [] else reader(item))
         except _Wrong as wrong:
             raise wrong.under(f"[{len(decoded)}]") from None
         return decoded if origin is list else tuple(decoded)
