@@ -186,3 +186,35 @@ def test_with_switches_given_no_healthy_node_is_slow_where_a_slower_uplink_hides
     members = tuple(tuple(sorted(leaf)) for leaf in leaves_of(sizes))
     known = (Switches(tuple(f"leaf{number}" for number in range(len(sizes))), members),)
     assert surveyed(sizes, 1.5, {}, 0, known=known).judgement.slow_nodes == ()
+
+
+def fair(pairs: Sequence[Pair], leaf_of: Sequence[int], uplinks: Sequence[float]) -> list[float]:
+    """Return the rates of pairs that run at once, 100 at most, whose leaves' uplinks share what they carry fairly."""
+    left, rates = dict(enumerate(uplinks)), dict.fromkeys(pairs, 100.0)
+    crossing = {pair: {leaf_of[node] for node in pair} for pair in pairs if leaf_of[pair[0]] != leaf_of[pair[1]]}
+    while crossing:
+        users = Counter(leaf for leaves in crossing.values() for leaf in leaves)
+        full = min(users, key=lambda leaf: left[leaf] / users[leaf])
+        rate = min(100.0, left[full] / users[full])
+        for pair in [pair for pair, leaves in crossing.items() if full in leaves]:
+            rates[pair] = rate
+            for leaf in crossing.pop(pair):
+                left[leaf] -= rate
+    return [rates[pair] for pair in pairs]
+
+
+@pytest.mark.parametrize("seed", [12, 19, 33])
+def test_uplinks_beside_a_slow_one_are_not_slow_though_its_pairs_leave_them_unlike_shares(seed: int) -> None:
+    rng, size, leaves = random.Random(seed), 4, 5
+    nodes = [node // size for node in range(size * leaves)]
+    uplinks = [100.0 * size / 2 / (1 + (leaf == 1)) for leaf in range(leaves)]
+    known = (Switches(tuple(f"leaf{leaf}" for leaf in range(leaves)), tuple(map(tuple, leaves_of((size,) * leaves)))),)
+    done = survey_nodes(
+        len(nodes),
+        known,
+        lambda pairs: [rate * lognormal(rng) for rate in fair(pairs, nodes, uplinks)],
+        lambda made: made < 25,
+        seed,
+    )
+    slow = [uplink.name for uplink in done.judgement.uplinks if uplink.effect.state is State.SLOW]
+    assert slow == ["leaf1"]

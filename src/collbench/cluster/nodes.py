@@ -280,9 +280,15 @@ def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switch
     oversubscribed = min(across, *fitted.across) < math.log(1 - _OVERSUBSCRIBED)
     if oversubscribed:
         fitted = fit(seen, levels, levels[0])
+    found_levels = _known_uplinks(fitted, known)
+    # Pairs with the slowest uplink leave more of other ones to the pairs beside them, by chance: what lacks less than
+    # half of what that one does is in doubt. Beside an oversubscribed leaf at half it was up to a third.
+    beside = ALIKE * min((uplink.effect.ratio for level in found_levels for uplink in level), default=0.0)
     uplinks = [
-        uplink if _has_equal(uplink, level, oversubscribed) else replace(uplink, effect=_in_doubt(uplink.effect))
-        for level in _known_uplinks(fitted, known)
+        uplink
+        if uplink.effect.ratio <= beside and _has_equal(uplink, level, oversubscribed)
+        else replace(uplink, effect=_in_doubt(uplink.effect))
+        for level in found_levels
         for uplink in level
     ]
     open_nodes = {node for node, effect in _node_effects(fitted).items() if effect.state is State.UNDECIDED}
