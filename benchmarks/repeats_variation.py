@@ -147,7 +147,7 @@ def calibration(groups: Sequence[Sequence[Run]]) -> None:
         for base, new in pairwise(runs):
             rest = [run for run in runs if run is not base and run is not new][:MAX_HISTORY]
             for place, history in enumerate(([], rest)):
-                if place and not history:
+                if place and len(history) < 2:
                     continue
                 comparison = compare(base, new, FAIL_BELOW, None, history)
                 intervals = [one.interval for one in comparison.changes if one.interval]

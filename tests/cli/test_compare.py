@@ -132,9 +132,9 @@ def examples() -> list[list[str]]:
 
 @cache
 def days() -> dict[str, str]:
-    """Return a run of each of three days."""
-    runs = (replace(copies(seed=day), started=f"2026-03-0{day + 2}T00:00:00Z") for day in range(3))
-    return dict(zip(("monday", "tuesday", "wednesday"), map(run_file.dumps, runs), strict=True))
+    """Return a run of each of four days."""
+    runs = (replace(copies(seed=day), started=f"2026-03-0{day + 1}T00:00:00Z") for day in range(4))
+    return dict(zip(("sunday", "monday", "tuesday", "wednesday"), map(run_file.dumps, runs), strict=True))
 
 
 @pytest.fixture
@@ -169,13 +169,15 @@ def test_the_page_shows_what_is_printed(program: Program) -> None:
 def test_history_is_counted_and_refused_where_it_shows_nothing(program: Program) -> None:
     for day in range(4):
         run_file.save(replace(copies(seed=day), started=f"2026-03-0{day + 1}T00:00:00Z"), Path(f"{day}.json"))
-    found = program("compare", "0.json", "3.json", "--history", "1.json", "--history", "2.json")
+    earlier = ("--history", "1.json", "--history", "2.json")
+    found = program("compare", "0.json", "3.json", *earlier)
     assert re.search(r"estimated from 3 runs$", found.out, re.MULTILINE)
-    one = program("compare", "0.json", "3.json", "--history", "1.json").out
-    assert "estimated from 2 runs, which show little of it: give --history two earlier runs or more\n" in one
-    told = json.loads(program("compare", "0.json", "3.json", "--history", "1.json", "--json").out)
-    assert told["history"] == 1
+    told = json.loads(program("compare", "0.json", "3.json", *earlier, "--json").out)
+    assert told["history"] == 2
     assert {point["between"]["origin"] for point in told["points"]} == {"history"}
+    one = program("compare", "0.json", "3.json", "--history", "1.json")
+    assert (one.status, one.out) == (2, "")
+    assert "one earlier run shows too little of how much runs vary: give two or more" in one.err
     assert "same file" in program("compare", "0.json", "3.json", "--history", "3.json").err
     assert "--history" in program("compare", "0.json", "--reference", "--history", "1.json").err
 

@@ -66,6 +66,7 @@ SIMULATED = {
     "overlap-4.json": "overlap @4 --sizes 16M,64M,256M",
     "replay-2.json": "replay ddp-job.json @2",
     "corrupt-2.json": "pairs @corrupt --sizes 64M",
+    "third-4.json": "pairs @4-unseeded --seed 2 --sizes 8,64M,1G",
 }
 # Kept files that commands read.
 _RESULTS = "benchmarks/results"
@@ -202,7 +203,7 @@ COMMANDS = {
     "compare-busy": "compare h200x4-later.json busy.json",
     "compare-slower": "compare again-4.json slow-4.json --verbose",
     "error-compare-three": "compare h200x4-earlier.json h200x4.json h200x4-later.json",
-    "compare-history": "compare again-4.json slow-4.json --history pairs-4.json",
+    "compare-history": "compare again-4.json slow-4.json --history pairs-4.json --history third-4.json",
     "compare-staged": "compare h200x4-allreduce.json h200x4-staged.json --fail-below 3% --operation allreduce",
     "compare-reference": "compare h200x4.json --reference",
     "compare-json": "compare again-4.json slow-4.json --json",

@@ -42,7 +42,7 @@ def _parse_share(text: str) -> float:
 )
 @option(
     "--history FILE",
-    "Another run on the base's GPUs: it shows how much runs vary. Give it several times.",
+    "Another run on the base's GPUs: it shows how much runs vary. Give it twice or more.",
     options.RUN,
     multiple=True,
 )
@@ -68,7 +68,7 @@ def compare(
     Examples:
       collbench compare base.json new.json
       collbench compare base.json new.json --fail-below 3% --operation allreduce
-      collbench compare base.json new.json --history older.json
+      collbench compare base.json new.json --history old.json --history older.json
       collbench compare run.json --reference
     """
     run_files = options.all_named_or_newest(files, of_links=True) if reference else files

@@ -498,7 +498,7 @@ def compare(
     """Return the comparison of two runs of one backend; of one operation where it is given.
 
     `history` are other runs of the base's machine, of any date: they show how much its runs vary. Raises UsageError for
-    runs of different backends.
+    runs of different backends, and for one run as the history.
     """
     for run in (new, *history):
         if run.backend != base.backend:
@@ -513,6 +513,8 @@ def compare(
     match = match_devices(base, new)
     for run in history:
         check_history(base, run, f"the run of {run.started} in the history")
+    if len(history) == 1:  # what all links share in a run would be estimated from one difference: 3% false (sim)
+        raise UsageError("one earlier run shows too little of how much runs vary: give two or more as history, or none")
     old, now = wanted(points_by_key(base)), wanted(points_by_key(new, match.positions))
     earlier = [points_by_key(run, match_devices(base, run).positions) for run in history]
     paired = in_both(old, now, base.paths, earlier)

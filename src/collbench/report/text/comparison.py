@@ -211,8 +211,6 @@ def runs_vary(comparison: Comparison) -> str:
     spread = span([100 * variation.sigma for variation in found], "{:.2f}%".format)
     if comparison.history:
         how = f", estimated from {amount(comparison.history + 1, 'run')}"
-        if comparison.history == 1:  # what all links share in a run is then estimated from one difference
-            how += ", which show little of it: give --history two earlier runs or more"
     elif any(variation.origin is VariationSource.COMPARISON for variation in found):
         how = ", as these two runs show (--history FILE shows more)"
     elif any(variation.origin is VariationSource.FEW_LINKS for variation in found):
