@@ -71,6 +71,11 @@ PAIRS = [*combinations(range(4), 2)]
         ("a GPU", counting([(0, 3), (1, 3), (2, 3)], 14), [(3,)]),
         ("a plane of all", counting(PAIRS, 14), [(0, 1, 2, 3)]),
         ("a third of all to each other GPU, by cables", counting(PAIRS, 6), []),
+        (
+            "not all are joined, so by cables, though these are more than such a GPU has",
+            saying(counting(PAIRS[:-1], 7), (2, 3), label="SYS", tool_label="SYS", nvlinks=0, theory_gbs=63.0),
+            [],
+        ),
         ("nobody knows how many the GPU has", counting(PAIRS, 14, "NVIDIA Q100"), []),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
@@ -97,8 +98,12 @@ def _in_proportion(facts: Facts, verdict: Verdict) -> Verdict:
 def _links_to_switches(facts: Facts) -> Iterator[Verdict]:
     """Yield the paths through NVSwitches with fewer NVLinks than their GPUs have, where all that is reported agrees.
 
-    A GPU whose paths add up to more links than it has shares them among its paths, and each should have all of them.
+    A GPU whose paths add up to more links than it has shares them among its paths, and each should have all of them;
+    and NVSwitches join all GPUs.
     """
+    joined = {frozenset(path.devices) for path in facts.run.paths if path.nvlinks}
+    if len(joined) < math.comb(len(facts.run.devices), 2):
+        return iter(())
 
     def ask(path: Path) -> _Report | None:
         products = [theory.product(facts.run.devices[position].name) for position in path.devices]
