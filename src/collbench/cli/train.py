@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -120,7 +121,7 @@ class ScriptCommand(click.Command):
 
 
 def _looks_like_an_option(value: object) -> bool:
-    word = value if isinstance(value, str) and value != "-" else ""
+    word = str(value) if isinstance(value, str | Path) and str(value) != "-" else ""
     return word.startswith("-") and _NEGATIVE_NUMBER.fullmatch(word) is None
 
 
