@@ -105,8 +105,10 @@ def test_commands_take_a_run_by_its_number_in_the_list(program: Program, folder:
 
 
 def test_a_list_that_is_not_of_all_runs_says_how_many_are_older(program: Program, folder: Path) -> None:
-    three(folder)  # and a damaged file
+    files = three(folder)  # and a damaged file
     assert "\nolder     3 more runs: --limit N lists them\n" in program("runs", "--limit", "1").out
+    files[0].with_name("0-oldest.json").write_text("{", encoding="utf-8")  # which no limit would list
+    assert "older" not in program("runs").out
     assert "\nolder " not in program("runs").out
 
 

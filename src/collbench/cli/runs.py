@@ -62,7 +62,8 @@ def runs(limit: int) -> None:
         return
     from collbench.report.text.run_list import page
 
-    show_page(page(saved_list, older=len(saved_runs.believed()) - saved_list[-1].number))
+    all_shown = len(saved_list) < limit  # what is missing then cannot be read, which was said
+    show_page(page(saved_list, older=0 if all_shown else len(saved_runs.believed()) - saved_list[-1].number))
 
 
 # A run, or a file of an annex, printed.
