@@ -140,19 +140,23 @@ def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> s
     return ""
 
 
-def _copies_alike(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> Iterable[list[Reading]]:
+def _copies_alike(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> Iterator[list[Reading]]:
     """Return the copies among what shows the rates of links, those together that should be equal."""
     copies = (reading for label in rates for reading in rates[label] if reading.work.operation.is_copy)
-    of_label = grouped((reading.label, reading) for reading in copies).values()
-    return (some for readings in of_label for some in of_likeness(facts, readings))
+    return _alike(facts, copies)
 
 
 def _collectives_alike(facts: Facts) -> Iterator[list[Reading]]:
     """Yield for each collective its readings on pairs that should be equal."""
     for work in facts.readings.works(collective=True):
         pairs = (reading for reading in facts.readings.of(work, COLLECTIVE_BYTES).values() if len(reading.members) == 2)
-        of_label = grouped((one.label, one) for one in pairs).values()
-        yield from (some for readings in of_label for some in of_likeness(facts, readings))
+        yield from _alike(facts, pairs)
+
+
+def _alike(facts: Facts, readings: Iterable[Reading]) -> Iterator[list[Reading]]:
+    """Yield the readings that should be equal: of like links with one label."""
+    for of_label in grouped((reading.label, reading) for reading in readings).values():
+        yield from of_likeness(facts, of_label)
 
 
 def _far_from_median(alike: Sequence[Reading]) -> tuple[Reading, float] | None:
