@@ -25,7 +25,7 @@ from collbench.jobs.predict import page as prediction
 from collbench.jobs.replay.results import replays_of
 from collbench.judge.diagnose import Diagnosis, judge
 from collbench.model.operations import COLLECTIVES, Operation
-from collbench.report.text import verdicts
+from collbench.report import verdicts
 from collbench.runfile import run_file
 from collbench.runfile.codec import plain
 from collbench.sim import fabrics

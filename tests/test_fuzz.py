@@ -11,7 +11,7 @@ from collbench.judge.diagnose import Diagnosis
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.run import Run
 from collbench.model.units import parse_size, parse_sizes
-from collbench.report.text import verdicts
+from collbench.report import verdicts
 from collbench.runfile import run_file
 from tests.report.pages import text
 from tests.runfile.test_run_file import values

@@ -15,7 +15,7 @@ from collbench.judge.diagnose import Diagnosis, judge
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run
-from collbench.report.text.verdicts import contradiction
+from collbench.report.verdicts import contradiction
 from collbench.runfile import run_file
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, in_words, measured, paths, run_of

@@ -33,8 +33,8 @@ from collbench.cli.program import cli
 from collbench.cli.terminal import show_page
 from collbench.cluster import measure
 from collbench.measurement.backends import factory
-from collbench.report.text import layout
-from collbench.report.text.layout import Page
+from collbench.report import layout
+from collbench.report.layout import Page
 from collbench.runfile import run_file
 from tests.cli.program import Program, Result, fake_gpus, list_only, save_run
 from tests.golden.commands import CLUSTER, COMMANDS, FABRICS, KEPT, MACHINES, ON_GPUS, ON_SAVED_RUNS, SIMULATED

@@ -20,9 +20,9 @@ from collbench.judge.tiers import Relation, verdict_of
 from collbench.model.errors import ExitStatus, FailureKind, UsageError
 from collbench.model.operations import Work
 from collbench.model.run import Health, Measurement, Run, StopReason
-from collbench.report.text import verdicts
-from collbench.report.text.frame import headline
-from collbench.report.text.frame import run_page as page
+from collbench.report import verdicts
+from collbench.report.frame import headline
+from collbench.report.frame import run_page as page
 from tests.builders import in_words
 from tests.invariants.machines import COPIES, PAIRS, Made, machines, shuffled, tried, without_points
 from tests.report.pages import text

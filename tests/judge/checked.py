@@ -23,7 +23,7 @@ from collbench.model.run import (
     Sample,
     StopReason,
 )
-from collbench.report.text import verdicts
+from collbench.report import verdicts
 from tests.builders import GIB, gpus, in_words, measured, nvml_says, run_of, smi_says
 
 Members = tuple[int, ...]

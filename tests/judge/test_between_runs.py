@@ -14,7 +14,7 @@ from collbench.judge.compare import ChangeVerdict, Comparison, GroupKind, compar
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.report.text.comparison import conclusion, runs_vary
+from collbench.report.comparison import conclusion, runs_vary
 from tests.builders import gpus, measured, run_of
 from tests.judge.runs import FAIL, recorded
 

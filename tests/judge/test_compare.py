@@ -18,7 +18,7 @@ from collbench.judge.stats import median_deviation, trial_noise
 from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Flag, Layout, Measurement, Run
-from collbench.report.text.comparison import conclusion, matched, page
+from collbench.report.comparison import conclusion, matched, page
 from tests.builders import gpus, hot, in_words, measured, noisy, run_of, shared, throttled
 from tests.judge.runs import FAIL, copies, recorded, reported, scaled
 from tests.report.pages import text

@@ -12,7 +12,7 @@ from collbench.judge.outcome import Trouble, TroubleKind, outcome
 from collbench.model.errors import ExitStatus, FailureKind, WrongData
 from collbench.model.operations import Operation, Work
 from collbench.model.run import DataPoint, Measurement, Run, SkipKind, Skipped, StopReason
-from collbench.report.text.frame import headline
+from collbench.report.frame import headline
 from tests.builders import gpus, in_words, measured, run_of
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

@@ -12,9 +12,9 @@ from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Measurement, Members, Run
 from collbench.model.units import figure
-from collbench.report.html.content import content
-from collbench.report.text import verdicts
-from collbench.report.text.ranking import pairs_page
+from collbench.report import verdicts
+from collbench.report.html import content
+from collbench.report.ranking import pairs_page
 from collbench.runfile import run_file
 from tests.builders import nvml_says, shared, smi_says, throttled
 from tests.judge.checked import HOST, STAGED, faults, flagged, h200, pcie, slow, the, trials, what, with_check

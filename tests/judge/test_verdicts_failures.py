@@ -8,7 +8,7 @@ from collbench.judge.diagnose import Diagnosis, Kind
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, SkipKind, Skipped
-from collbench.report.text import verdicts
+from collbench.report import verdicts
 from tests.builders import in_words
 from tests.judge.checked import failed, faults, h200, pcie, the, what
 

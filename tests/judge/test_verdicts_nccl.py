@@ -9,7 +9,7 @@ from collbench.judge.diagnose import Kind, judge
 from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
-from collbench.report.text.verdicts import finding
+from collbench.report.verdicts import finding
 from tests.builders import GIB, gpus, measured, nvml_says, smi_says, throttled
 from tests.judge.checked import (
     Members,

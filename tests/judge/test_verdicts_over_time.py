@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from collbench.judge.diagnose import Diagnosis, Kind, Severity, Verdict, judge
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.report.text import verdicts
+from collbench.report import verdicts
 from tests.builders import measured, paths
 from tests.judge.runs import COPIES, drawn
 from tests.report.pages import text

@@ -19,7 +19,7 @@ from collbench.measurement.plan import read_ports_after
 from collbench.model.run import NetworkPort
 from collbench.preflight.judge import down, slower
 from collbench.ranks.ports import CONGESTION, ERRORS, changes
-from collbench.report.text.frame import network_lines, unhealthy_lines
+from collbench.report.frame import network_lines, unhealthy_lines
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of
 from tests.machine.roots import put, write

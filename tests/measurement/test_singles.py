@@ -21,7 +21,7 @@ from collbench.measurement.sweep import Watcher, latency_of, time_singles
 from collbench.model.errors import Cause, Failure, FailureKind, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import CommandKind, DataPoint, Device, RankLaunches, Run, StopReason
-from collbench.report.text.frame import run_page as page
+from collbench.report.frame import run_page as page
 from collbench.runfile import run_file
 from collbench.sim import fabrics
 from tests.measurement.fakes import ASKED

@@ -13,7 +13,7 @@ from rich.console import Console
 from collbench.model.operations import Operation
 from collbench.model.run import Path, Run
 from collbench.model.units import WIDE
-from collbench.report.text.layout import Page, drawn
+from collbench.report.layout import Page, drawn
 from tests.builders import gpus, measured, run_of
 
 _COPIES = {Operation.CE_WRITE: 395.2, Operation.CE_READ: 393.7, Operation.SM_WRITE: 370.1, Operation.SM_READ: 376.4}

@@ -8,7 +8,7 @@ import pytest
 
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import CommandKind, Run
-from collbench.report.text.frame import device_names, nccl_notes, nvls, settings
+from collbench.report.frame import device_names, nccl_notes, nvls, settings
 from tests.builders import gpus, measured, run_of
 
 

@@ -3,7 +3,7 @@ from itertools import permutations
 from collbench.judge.tiers import Ranking, rank_links, rank_pairs
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-from collbench.report.text.matrix import heat_map, render_bandwidths
+from collbench.report.matrix import heat_map, render_bandwidths
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.report.pages import text
 

@@ -17,11 +17,10 @@ from collbench.judge.summary import rank_summary
 from collbench.judge.tiers import Relation, rank_links, rank_pairs
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Path, Run
-from collbench.report import nccl_tests
-from collbench.report.html.content import content
+from collbench.report import nccl_tests, ranking
+from collbench.report.frame import run_page as page
+from collbench.report.html import content
 from collbench.report.rows import as_csv, as_json, as_markdown, as_prometheus, rows
-from collbench.report.text import ranking
-from collbench.report.text.frame import run_page as page
 from tests.builders import GIB, gpus, measured, run_of
 from tests.report.pages import text
 

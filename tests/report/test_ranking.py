@@ -7,7 +7,7 @@ import pytest
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.summary import rank_summary
 from collbench.model.operations import Operation
-from collbench.report.text.ranking import page, pairs_page
+from collbench.report.ranking import page, pairs_page
 from tests.builders import GIB
 from tests.report.html.runs import recorded, recorded_seconds
 from tests.report.pages import pairs_run, text

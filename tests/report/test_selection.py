@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from collbench.choose.choice import Finalist, Omitted, Origin, Selection
-from collbench.report.text.selection import explanation
+from collbench.report.selection import explanation
 from tests.builders import gpus
 
 GPUS = gpus(4)

@@ -18,8 +18,8 @@ from collbench.judge.diagnose import Diagnosis
 from collbench.judge.registration import published, small_allreduces
 from collbench.judge.stats import summarize
 from collbench.model.operations import Registration
-from collbench.report.text.collectives import small_allreduces_json as as_json
-from collbench.report.text.frame import run_page as page
+from collbench.report.collectives import small_allreduces_json as as_json
+from collbench.report.frame import run_page as page
 from tests.golden import made
 from tests.report.pages import text
 

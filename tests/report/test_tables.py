@@ -9,8 +9,8 @@ from rich.text import Text
 
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.summary import rank_summary
-from collbench.report.text import frame, layout, ranking
-from collbench.report.text.layout import Table, drawn, fold, shown
+from collbench.report import frame, layout, ranking
+from collbench.report.layout import Table, drawn, fold, shown
 from tests.report.pages import pairs_run
 
 CELLS = st.text(alphabet="abcxyz0123.-", min_size=1, max_size=12)

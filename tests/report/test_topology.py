@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from collbench.machine.nvidia_smi import facts, parse_topology
 from collbench.model.run import Device, Path
-from collbench.report.text.topology import explain_pair, render_topology
+from collbench.report.topology import explain_pair, render_topology
 from collbench.sim import fabrics
 from collbench.sim.network import devices, paths
 from tests.builders import nvml_says

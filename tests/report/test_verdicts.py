@@ -9,8 +9,8 @@ from collbench.judge.diagnose import Diagnosis, Kind, Severity, judge
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Variant, Work
 from collbench.model.run import Health, Run
-from collbench.report.html.content import content
-from collbench.report.text import frame, verdicts
+from collbench.report import frame, verdicts
+from collbench.report.html import content
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import ALL, measured

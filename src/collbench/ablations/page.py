@@ -20,8 +20,8 @@ from collbench.ablations.ablation import (
 )
 from collbench.model.capabilities import capabilities
 from collbench.model.units import DELTA, TELLING_BYTES, counted, figure, fixed, format_size, span
-from collbench.report.text.frame import settings
-from collbench.report.text.layout import Lines, Part, Table, prose, table
+from collbench.report.frame import settings
+from collbench.report.layout import Lines, Part, Table, prose, table
 
 # What is timed, as the subject of a sentence.
 _WHAT = {Measure.STEP: "a step", Measure.TRAIN_RUNTIME: "training", Measure.PROCESS: "the whole process"}

@@ -208,7 +208,7 @@ def _worth_measuring(request: SelectRequest, choice: Choice, backend: str) -> bo
 
 def _answer(run: Run, choice: Choice, origin: Origin, never_chosen: Sequence[Omitted] = ()) -> Selected:
     from collbench.judge.diagnose import Diagnosis  # late: numpy
-    from collbench.report.text import frame, verdicts
+    from collbench.report import frame, verdicts
 
     status = outcome(run).status if choice.failed else ExitStatus.DONE
     wrong = ("" if choice.failed else frame.headline(run)) or verdicts.contradiction(Diagnosis(run))
@@ -277,7 +277,7 @@ def measure_finalists(
     own = run_file.again(measured.run)
     over_all = spread(own, run.devices, used)
     if status := outcome(own).status:
-        from collbench.report.text.frame import headline
+        from collbench.report.frame import headline
 
         advice = "nothing was chosen; leave these devices out with --exclude"
         saved = f"; the run is {measured.path}" if measured.path else ""
@@ -519,7 +519,7 @@ def probe(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:
     with _rewording(f"in the probe: {undone}", f"the probe failed: {{}}; {undone}"):
         run = run_file.again(measure(_probe_request(criteria), path, notices, "probing").run)
     if outcome(run).status:
-        from collbench.report.text.frame import headline  # late: numpy
+        from collbench.report.frame import headline  # late: numpy
 
         notices.say(f"the probe: {headline(run)}; no set that includes what failed is chosen")
         for sentence in wrong_data_of(run):

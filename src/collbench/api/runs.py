@@ -78,7 +78,7 @@ def runs(limit: int | None = None, *, notices: Notices = SILENT) -> tuple[SavedR
 
 def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
     from collbench.judge.diagnose import Diagnosis  # late: most commands read no saved runs
-    from collbench.report.text.verdicts import status_of
+    from collbench.report.verdicts import status_of
 
     refused = False
     for number, path in enumerate(files, 1):
@@ -191,7 +191,7 @@ def explain(found: Verdict | Ranking, run: Run) -> str:
     """Return a verdict or a ranking of a run as text, as `check` and `show --ranking` print it. Raises Error."""
     from collbench.judge.diagnose import Verdict  # late: numpy
     from collbench.judge.tiers import Ranking, verdict_of
-    from collbench.report.text import verdicts
+    from collbench.report import verdicts
 
     keywords.check_run(run, "explain")
     if isinstance(found, Verdict):

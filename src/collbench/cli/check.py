@@ -42,7 +42,7 @@ from collbench.runfile.codec import document
 
 if TYPE_CHECKING:
     from collbench.judge.diagnose import Diagnosis
-    from collbench.report.text.layout import Page
+    from collbench.report.layout import Page
     from collbench.report.views import PeerAccess
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.RUN)
@@ -183,7 +183,7 @@ def _shortfall(diagnosis: Diagnosis, expected: int | None, *, quick: bool) -> st
         tags = ", ".join(device.tag for device in run.devices)
         return f"{amount(count, 'device')} {verb(count, 'was', 'were')} checked ({tags}), --expect requires {expected}"
     from collbench.report import sentences  # late: numpy
-    from collbench.report.text.verdicts import pairs_judged
+    from collbench.report.verdicts import pairs_judged
 
     covered = diagnosis.coverage
     if not (quick or expected is not None) or not covered.lacking:
@@ -199,7 +199,7 @@ def _show(diagnosis: Diagnosis, lacking: str, examined: PeerAccess | None, begun
 
     A shortfall is a failure, too.
     """
-    from collbench.report.text import verdicts  # late: numpy
+    from collbench.report import verdicts  # late: numpy
 
     judged = max(diagnosis.status, ExitStatus.FAILED if lacking else ExitStatus.DONE)
     of_peers = examined.status if examined else ExitStatus.DONE

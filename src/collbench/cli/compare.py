@@ -104,7 +104,7 @@ def _changes(runs: Sequence[NamedRun], history: Sequence[NamedRun], limit: float
     # Late: numpy takes as long to load as the rest of the program.
     from collbench.judge.compare import check_history
     from collbench.judge.compare import compare as compared
-    from collbench.report.text import comparison
+    from collbench.report import comparison
 
     (base_name, base), (new_name, new) = runs
     for name, run in history:
@@ -119,7 +119,7 @@ def _changes(runs: Sequence[NamedRun], history: Sequence[NamedRun], limit: float
 def _nothing(runs: Sequence[NamedRun], wanted: Operation | None) -> None:
     """Raise NotTrusted where failures left nothing to compare, UsageError if the runs are of different things."""
     of = f" of {wanted}" if wanted else ""
-    from collbench.report.text.frame import headline  # late: numpy
+    from collbench.report.frame import headline  # late: numpy
 
     (base_name, _), (new_name, new) = runs
     if failed := [f"{name} {headline(run)}" for name, run in runs if outcome(run).troubles]:
@@ -134,7 +134,7 @@ def _nothing(runs: Sequence[NamedRun], wanted: Operation | None) -> None:
 
 def _reference(run: Run, wanted: Operation | None) -> None:
     from collbench.judge.references import judge, load
-    from collbench.report.text import reference
+    from collbench.report import reference
 
     answers = judge(run, load(), wanted)
     with leaving(answers.status):
@@ -191,7 +191,7 @@ def reference(
       collbench reference "8 x H100" allreduce --size 1G --busbw 311
     """
     from collbench.judge.references import by_kind, load  # late: numpy
-    from collbench.report.text import reference as page
+    from collbench.report import reference as page
 
     if size is not None and operation is None:
         raise UsageError("--size asks about one operation: name it, as 'collbench reference \"8 x H100\" allreduce'")
@@ -237,7 +237,7 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
     `other_counts` says, without such figures, of which other numbers of GPUs there are some; "" for none.
     """
     from collbench.judge.references import ReferenceVerdict, place, place_among, reference_at
-    from collbench.report.text.reference import nowhere, placed, placed_json, usual
+    from collbench.report.reference import nowhere, placed, placed_json, usual
 
     found = [published for kind in kinds if (published := reference_at(kind, size))]
     if not found:

@@ -114,7 +114,7 @@ def show_run(diagnosis: Diagnosis, output_format: str = TABLE, file: Path | None
 
         echo(run_file.dumps(diagnosis.run, answer.as_json(diagnosis)), end="")
     elif output_format == TABLE:
-        from collbench.report.text.frame import run_page
+        from collbench.report.frame import run_page
 
         show_page(run_page(diagnosis, shlex.quote(str(file)) if file else "RUN.JSON"))
 
@@ -171,7 +171,7 @@ def _measured_in(
         try:
             session.measure()
         except (DataCorruption, BackendError) as error:
-            from collbench.report.text.frame import headline
+            from collbench.report.frame import headline
 
             if headline(ended := run_file.again(session.run)):
                 if output_format == TABLE:
@@ -205,7 +205,7 @@ def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
                 raise session.failure from error
         note_what_is_saved(error, begun)
         from collbench.judge.diagnose import Diagnosis
-        from collbench.report.text.verdicts import status_of
+        from collbench.report.verdicts import status_of
 
         judged = [status_of(Diagnosis(session.run)) for session in begun]
         raise click.exceptions.Exit(max([unwritten(error), *judged])) from error
@@ -226,8 +226,8 @@ def note_what_is_saved(error: OSError, begun: Sequence[OpenSession]) -> None:
 
 def leave_with(diagnosis: Diagnosis) -> None:
     """End the command with the run's exit status, and repeat its reason at the end of the output."""
-    from collbench.report.text import verdicts  # late: numpy
-    from collbench.report.text.frame import headline
+    from collbench.report import verdicts  # late: numpy
+    from collbench.report.frame import headline
 
     status, run = verdicts.status_of(diagnosis), diagnosis.run
     with leaving(status):

@@ -60,7 +60,7 @@ def runs(limit: int) -> None:
     if not saved_list:
         echo("there is no saved run: measure with 'collbench pairs'")
         return
-    from collbench.report.text.run_list import page
+    from collbench.report.run_list import page
 
     all_shown = len(saved_list) < limit  # what is missing then cannot be read, which was said
     show_page(page(saved_list, older=0 if all_shown else len(saved_runs.believed()) - saved_list[-1].number))
@@ -126,8 +126,8 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None) -> Non
     # late: numpy takes as long to load as the rest of the program
     from collbench.judge.diagnose import Diagnosis
     from collbench.judge.summary import rank_summary
-    from collbench.report.text import ranking
-    from collbench.report.text.frame import headline
+    from collbench.report import ranking
+    from collbench.report.frame import headline
 
     operation = None if named is None else options.parse_operation(named)
     size_bytes = None if size is None else parse_size(size)
@@ -248,9 +248,11 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     if kind := next(filter(None, map(saved.file_kind, run_files)), None):
         raise UsageError(f"{kind.NAME} has no HTML page: 'collbench show' prints it")
     runs = [load(file) for file in run_files]
-    from collbench.report.html.content import content  # late: numpy, jinja2
-    from collbench.report.html.page import render
-    from collbench.report.text.frame import headline
+    from collbench.report.frame import headline
+    from collbench.report.html import (
+        content,  # late: numpy, jinja2
+        render,
+    )
 
     text = render(content(list(zip(_names(run_files), runs, strict=True)), __version__))
     for file, run in zip(run_files, runs, strict=True):

@@ -168,7 +168,7 @@ def _usable(selected: Selected, request: SelectRequest, output_format: str) -> S
 
 def _print(answer: Selection, output_format: str) -> None:
     """Print the answer on stdout; the reasons there, too, or on stderr where the answer is not for people."""
-    from collbench.report.text.selection import explanation
+    from collbench.report.selection import explanation
 
     if output_format == _TEXT:
         echo(explanation(answer, prose_width() if columns() else None, verbose=is_verbose()))

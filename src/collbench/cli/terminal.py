@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.text import Text
 
-    from collbench.report.text.layout import Page
+    from collbench.report.layout import Page
 
 # How an answer is shown. It is no part of a request, so what these options say stays in click's context.
 
@@ -113,7 +113,7 @@ def show_page(page: Page) -> None:
     """Print a page: colored in a terminal, plain in a pipe or under NO_COLOR. Nothing is cut, whatever the width."""
     from rich.console import Console  # late: notices need none of it, and they are all that `train` prints
 
-    from collbench.report.text.layout import drawn
+    from collbench.report.layout import drawn
 
     # A width only so that it is not the 0 of COLUMNS=0: with soft_wrap it cuts and wraps nothing.
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=prose_width())

@@ -10,7 +10,7 @@ from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, echo_sentence, is_json, json_option, prose_width
 from collbench.model.errors import UsageError
 from collbench.model.units import NARROW
-from collbench.report.text.topology import explain_pair, render_topology
+from collbench.report.topology import explain_pair, render_topology
 
 
 @click.command()

@@ -181,7 +181,7 @@ def _survey(
     # Late: numpy and scipy need not be there for --help.
     from collbench.cluster.nodes import choose_nodes, late_nodes
     from collbench.cluster.page import NodeSurvey, lost
-    from collbench.report.text.frame import headline, network_lines
+    from collbench.report.frame import headline, network_lines
 
     try:
         pairs, done, switch_levels = _measured(nodes_request, opened, world, run, writer, notices)

@@ -22,8 +22,8 @@ from collbench.model.errors import ExitStatus, RunFileError
 from collbench.model.run import Run
 from collbench.model.units import DELTA, amount, fixed, verb
 from collbench.report import sentences
-from collbench.report.text.frame import ALARM, not_judged
-from collbench.report.text.layout import Lines, Page, whole
+from collbench.report.frame import ALARM, not_judged
+from collbench.report.layout import Lines, Page, whole
 from collbench.runfile.codec import head, picked, plain
 
 _FEW_FINDINGS = 12  # lines on the short page

@@ -30,7 +30,7 @@ from collbench.runfile import run_file, saved_runs
 if TYPE_CHECKING:
     from collbench.ablations.ablation import ArmChange
     from collbench.jobs.api import NamedRuns
-    from collbench.report.text.layout import Block
+    from collbench.report.layout import Block
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _output = option("-o, --output FILE", "Save the job in this file.  [default: job.json, here]", options.OUTPUT)
@@ -298,7 +298,7 @@ def predict(
 
     from collbench.jobs.predict.page import contended, partly
     from collbench.judge.outcome import outcome
-    from collbench.report.text.frame import ALARM, alarm
+    from collbench.report.frame import ALARM, alarm
 
     named = dict((*runs, *used)).items()
     interrupted = [line for name, run in named for line in partly(name, run)]

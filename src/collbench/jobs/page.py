@@ -14,7 +14,7 @@ from collbench.jobs.job import Call, Ending, Job, Library, Source, StepSource, U
 from collbench.model.run import tags
 from collbench.model.units import amount, capped, figure, fixed, format_message_size
 from collbench.model.values import one_line
-from collbench.report.text.layout import Block, Lines, Table, both, more, prose, short, table, whole
+from collbench.report.layout import Block, Lines, Table, both, more, prose, short, table, whole
 from collbench.runfile.codec import picked, plain
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from collbench.model.run import Device, Run, device_sets
 from collbench.model.units import amount, capped, fixed, format_size, sentence
 from collbench.overlaps.results import Overlap, OverlapTrial, Priority, overlaps_of
 from collbench.report import sentences
+from collbench.report.frame import header, origin, sim, troubled
+from collbench.report.layout import Lines, Page, Part, Table, both, short, table, whole
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
-from collbench.report.text.frame import header, origin, sim, troubled
-from collbench.report.text.layout import Lines, Page, Part, Table, both, short, table, whole
 from collbench.report.views import Html
 from collbench.runfile.codec import picked
 

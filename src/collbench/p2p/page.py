@@ -27,8 +27,8 @@ from collbench.p2p.peer_map import (
     PeerMap,
     PeerState,
 )
+from collbench.report.layout import Lines, Page, Part, short, table, whole
 from collbench.report.sentences import failure, wrong_data
-from collbench.report.text.layout import Lines, Page, Part, short, table, whole
 from collbench.report.views import PeerAccess
 from collbench.runfile.codec import head, picked
 

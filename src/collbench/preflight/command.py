@@ -18,7 +18,7 @@ from collbench.cli.terminal import json_option, leaving, show_answer
 from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.values import one_line
 from collbench.preflight.findings import Finding, Level, status
-from collbench.report.text.layout import Page, Prose, prose
+from collbench.report.layout import Page, Prose, prose
 from collbench.runfile.codec import document, plain
 
 _OF_A_MACHINE = [name for name, row in BACKENDS.items() if not row.simulated]

@@ -8,9 +8,9 @@ from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
 from collbench.judge.diagnose import Diagnosis
 from collbench.model.run import CommandKind, ordinary
+from collbench.report import ranking, verdicts
+from collbench.report.frame import headline
 from collbench.report.rows import Table
-from collbench.report.text import ranking, verdicts
-from collbench.report.text.frame import headline
 from collbench.report.views import view
 from collbench.runfile.codec import picked
 
@@ -43,7 +43,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
             standing["devices"] = [names[member] for member in standing["members"]]
         answer["check"] = verdicts.as_json(diagnosis)
     if run.settings.layers:
-        from collbench.report.text.collectives import small_allreduces_json  # late: few runs need it
+        from collbench.report.collectives import small_allreduces_json  # late: few runs need it
 
         answer["small_allreduces"] = small_allreduces_json(run)
     return answer | {"rates": Table.of(run).main()}

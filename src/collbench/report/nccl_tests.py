@@ -16,7 +16,7 @@ from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Run, ordinary
 from collbench.model.units import DTYPE_BYTES
 from collbench.report import sentences
-from collbench.report.text.frame import worst_troubles
+from collbench.report.frame import worst_troubles
 
 # Source of every word and rule: nccl-tests 2.19.6, src/common.cu, src/util.cu and the file of each operation.
 

@@ -14,8 +14,8 @@ from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
 
 if TYPE_CHECKING:
+    from collbench.report.layout import Page
     from collbench.report.rows import Column, Row
-    from collbench.report.text.layout import Page
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from typing import Any
 from collbench.measurement.plan import Request
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Health, InterferenceCheck, Machine, Measurement, Path, Run, Sample
-from collbench.report.html.content import content
-from collbench.report.html.page import render
-from collbench.report.text.layout import Table
+from collbench.report.html import content, render
+from collbench.report.layout import Table
 from collbench.runfile import run_file
 from collbench.sim import fabrics
 from tests.builders import ALL, GIB, gpus, in_words, left_out, measured, run_of, throttled

@@ -10,7 +10,7 @@ import pytest
 
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Path, Run, StopReason
-from collbench.report.html.page import render
+from collbench.report.html import render
 from tests.browser import PATIENCE_MS, PATIENCE_S
 from tests.builders import GIB, gpus, in_words, measured, pair_run, run_of
 from tests.report.html.runs import EVIL, by_hand, hostile, page, recorded_content, recorded_gbs, usual_page

@@ -10,8 +10,7 @@ import pytest
 
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Path, Run, Sample
-from collbench.report.html.content import content
-from collbench.report.html.page import render
+from collbench.report.html import content, render
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.golden.made import late
 from tests.report.html.runs import MIB, by_hand, figures, printed, recorded_content, recorded_gbs, series

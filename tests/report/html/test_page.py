@@ -15,11 +15,11 @@ import pytest
 from collbench.judge.tiers import Relation
 from collbench.model.operations import COLLECTIVES, Work
 from collbench.model.run import Run
-from collbench.report.html.page import render
+from collbench.report.html import render
 from tests.builders import gpus, pair_run, run_of
 from tests.report.html.runs import EVIL, SIM_PAIRS, by_hand, hostile, page, recorded_content, simulated, usual_page
 
-PIECES = Path(__file__).parents[3] / "src" / "collbench" / "report" / "html" / "pieces"
+PIECES = Path(__file__).parents[3] / "src" / "collbench" / "report" / "pieces"
 MIB = 2**20
 HEADINGS = {"h1", "h2", "h3", "caption", "figcaption", "summary"}
 

@@ -15,8 +15,8 @@ from collbench.jobs.predict.recorded import PlacedJob, PredictedJob
 from collbench.judge.diagnose import Kind, judge
 from collbench.model.run import Run, tags
 from collbench.model.units import amount, counted, fixed, format_message_size
-from collbench.report.text.frame import ALARM, interrupted, origin, sim
-from collbench.report.text.layout import Block, Lines, both, listed, prose, table
+from collbench.report.frame import ALARM, interrupted, origin, sim
+from collbench.report.layout import Block, Lines, both, listed, prose, table
 from collbench.runfile.codec import head, picked
 
 _FEW = 12  # rows, assumptions

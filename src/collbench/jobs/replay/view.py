@@ -16,9 +16,9 @@ from collbench.model.run import Run, tags
 from collbench.model.units import amount, fixed, format_message_size, sentence
 from collbench.overlaps.view import TrialFigure, half_interval, median_figure, milliseconds, times, with_interval
 from collbench.report import sentences
+from collbench.report.frame import header, origin, sim, troubled
+from collbench.report.layout import Lines, Page, Table, both, listed, short, table, whole
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
-from collbench.report.text.frame import header, origin, sim, troubled
-from collbench.report.text.layout import Lines, Page, Table, both, listed, short, table, whole
 from collbench.report.views import Html
 from collbench.runfile.codec import picked
 

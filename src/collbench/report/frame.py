@@ -34,7 +34,7 @@ from collbench.model.run import (
 )
 from collbench.model.units import abridged, amount, capped, counted, format_size, grouped, size_span, span
 from collbench.report import sentences
-from collbench.report.text.layout import Block, Lines, Page, short, whole
+from collbench.report.layout import Block, Lines, Page, short, whole
 from collbench.report.views import view
 
 if TYPE_CHECKING:
@@ -422,7 +422,7 @@ def run_page(diagnosis: Diagnosis, name: str = "RUN.JSON") -> Page:
     if not run.complete and not headline(run):
         yield Lines(interrupted(run), style=ALARM)
     if run.settings.kind in {*CommandKind}:  # an annex's command has verdicts of its own
-        from collbench.report.text.verdicts import contradicted  # late: the judge
+        from collbench.report.verdicts import contradicted  # late: the judge
 
         yield from contradicted(diagnosis, name)
     yield from _of_command(diagnosis)
@@ -435,26 +435,26 @@ def _of_command(diagnosis: Diagnosis) -> Page:
     if len(run.devices) == 1 and kind != CommandKind.LATENCY:
         kind = CommandKind.COPIES  # a check of one GPU copies with host memory
     if run.settings.layers:
-        from collbench.report.text.collectives import small_allreduces_page
+        from collbench.report.collectives import small_allreduces_page
 
         return small_allreduces_page(run)
     if measured_by:
         return measured_by.page(run)
     if kind == CommandKind.COPIES:
-        from collbench.report.text.copies import copies_page
+        from collbench.report.copies import copies_page
 
         return copies_page(diagnosis)
     if kind == CommandKind.LATENCY:
-        from collbench.report.text.copies import latency_page
+        from collbench.report.copies import latency_page
 
         return latency_page(run)
     # No collective command measures copies, but a file may hold both.
     if kind in (CommandKind.PAIRS, CommandKind.CHECK) or not all(
         measurement.point.operation.is_collective for measurement in run.measurements
     ):
-        from collbench.report.text.ranking import pairs_page
+        from collbench.report.ranking import pairs_page
 
         return pairs_page(diagnosis)
-    from collbench.report.text.collectives import collectives_page
+    from collbench.report.collectives import collectives_page
 
     return collectives_page(diagnosis)

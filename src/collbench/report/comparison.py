@@ -15,8 +15,8 @@ from collbench.model import units
 from collbench.model.operations import Variant
 from collbench.model.run import FlagKind, Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span, span, verb
-from collbench.report.text.frame import ALARM, alarm, not_judged, sim
-from collbench.report.text.layout import Lines, Page, Part, listed, short, table, whole
+from collbench.report.frame import ALARM, alarm, not_judged, sim
+from collbench.report.layout import Lines, Page, Part, listed, short, table, whole
 from collbench.runfile.codec import document, picked, plain
 
 # What `collbench compare --json` prints (docs/compare.md).
@@ -111,7 +111,7 @@ def disturbed(comparison: Comparison, names: tuple[str, str]) -> str:
         return ""
     from collbench.judge import diagnose  # late: most comparisons need no verdicts
     from collbench.judge.diagnose.blame import THROTTLED
-    from collbench.report.text.verdicts import finding
+    from collbench.report.verdicts import finding
 
     def passing(verdict: diagnose.Verdict) -> bool:
         unsteady = verdict.kind is diagnose.Kind.UNSTEADY

@@ -17,9 +17,9 @@ from collbench.model.errors import ExitStatus
 from collbench.model.run import CommandKind, Run, device_sets, tags
 from collbench.model.units import abridged, amount, figure, fixed, format_size, grouped, sentence, span, verb
 from collbench.report import sentences
-from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim, unhealthy_lines
-from collbench.report.text.frame import not_judged as not_judged_line
-from collbench.report.text.layout import Block, Found, Lines, Page, Part, both, more, prose, short, whole
+from collbench.report.frame import ALARM, alarm, header, headline, origin, sim, unhealthy_lines
+from collbench.report.frame import not_judged as not_judged_line
+from collbench.report.layout import Block, Found, Lines, Page, Part, both, more, prose, short, whole
 from collbench.runfile.codec import document, head, picked
 
 _STYLES = {
@@ -88,7 +88,7 @@ def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part | Blo
 def normal_line(diagnosis: Diagnosis) -> Iterator[Lines]:
     """Yield the reference figure with the worst result, and what no figure judges; nothing for a simulated machine."""
     if not capabilities(diagnosis.run.backend).simulated:
-        from collbench.report.text import reference
+        from collbench.report import reference
 
         yield from reference.normal_line(diagnosis.references)
 
@@ -97,7 +97,7 @@ def _below(diagnosis: Diagnosis) -> str:
     """Return the first result that is below its band, in one line; "" if there is none."""
     if not diagnosis.below:
         return ""
-    from collbench.report.text import reference
+    from collbench.report import reference
 
     return reference.below(diagnosis.references)
 
@@ -158,7 +158,7 @@ def dumps(
 
 def as_json(diagnosis: Diagnosis, exit_status: int | None = None, shortfall: str = "") -> dict[str, Any]:
     """Return the same in JSON's own types."""
-    from collbench.report.text import reference  # late, as above
+    from collbench.report import reference  # late, as above
 
     run, covered = diagnosis.run, diagnosis.coverage
     return head("check", run.backend) | {

@@ -27,12 +27,12 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import device_sets, tags
 from collbench.model.units import amount, counted, figure, format_size, grouped, size_span, verb
-from collbench.report.text.frame import alarm, header, not_judged, origin, sim
-from collbench.report.text.layout import Lines, Page, Part, both, prose, short, table, whole
+from collbench.report.frame import alarm, header, not_judged, origin, sim
+from collbench.report.layout import Lines, Page, Part, both, prose, short, table, whole
 from collbench.runfile.codec import document, picked, plain
 
 if TYPE_CHECKING:
-    from collbench.report.text.comparison import Json
+    from collbench.report.comparison import Json
 
 _WORK = ("operation", "variant")
 _STANDING_STYLES = {
@@ -207,7 +207,7 @@ def normal_line(answers: Answers) -> Iterator[Lines]:
 
 def dumps(answers: Answers, status: int) -> str:
     """Return the results of the reference figures for a run as JSON text; members are positions of the run."""
-    from collbench.report.text.comparison import run_origin  # late: pages of pairs need a line of this
+    from collbench.report.comparison import run_origin  # late: pages of pairs need a line of this
 
     body = {"exit_status": status, "run": run_origin(answers.run)} | as_json(answers)
     return document("reference", body, answers.run.backend)

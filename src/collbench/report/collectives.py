@@ -34,10 +34,10 @@ from collbench.model.run import DataPoint, Measurement, Run, ordinary, registrat
 from collbench.model.skew import imbalance
 from collbench.model.units import DTYPE_BYTES, counted, format_size, grouped, micro, span
 from collbench.report import sentences
-from collbench.report.text.frame import ending, header, sim
-from collbench.report.text.layout import Block, Lines, Page, Part, Table, both, listed, short, table, whole
-from collbench.report.text.matrix import at_largest, rates_line
-from collbench.report.text.verdicts import normal_line
+from collbench.report.frame import ending, header, sim
+from collbench.report.layout import Block, Lines, Page, Part, Table, both, listed, short, table, whole
+from collbench.report.matrix import at_largest, rates_line
+from collbench.report.verdicts import normal_line
 from collbench.runfile.codec import picked
 
 # On the short page: rows of a table, and the columns that it lacks, so that its lines fit a terminal of 80.
@@ -90,7 +90,7 @@ def _communicators(run: Run) -> Iterator[Part]:
     )
     for operation in dict.fromkeys(m.point.operation for m in run.measurements):
         if operation in pairs and (ranking := rank_pairs(run, operation, pairs[operation][0].point.size_bytes)):
-            from collbench.report.text.ranking import ranked_pairs  # late: few runs have several communicators
+            from collbench.report.ranking import ranked_pairs  # late: few runs have several communicators
 
             yield from ranked_pairs(run, ranking)
         if operation in others:

@@ -30,11 +30,11 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Run, ordinary, registrations, tags
 from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
 from collbench.report import sentences
-from collbench.report.text.frame import alarm, ending, failures, header, headline, not_judged, origin, sim, troubled
-from collbench.report.text.layout import Figures, Lines, Page, Part, Table, both, listed, prose, short, table, whole
-from collbench.report.text.matrix import at_largest, heat_map, legend, render_bandwidths, undecided, unit_of, value
-from collbench.report.text.topology import render_labels
-from collbench.report.text.verdicts import contradicted, contradiction, found_json, normal_line, p2p_line
+from collbench.report.frame import alarm, ending, failures, header, headline, not_judged, origin, sim, troubled
+from collbench.report.layout import Figures, Lines, Page, Part, Table, both, listed, prose, short, table, whole
+from collbench.report.matrix import at_largest, heat_map, legend, render_bandwidths, undecided, unit_of, value
+from collbench.report.topology import render_labels
+from collbench.report.verdicts import contradicted, contradiction, found_json, normal_line, p2p_line
 from collbench.runfile.codec import picked, plain
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def pairs_page(diagnosis: Diagnosis) -> Page:
     elif matrices:
         yield from short(*matrices[0], legend())
     if len(registrations(every)) > 1:
-        from collbench.report.text.collectives import fastest_memory  # late: few runs need it
+        from collbench.report.collectives import fastest_memory  # late: few runs need it
 
         yield from both("tables", *fastest_memory(every))
     yield from ending(every)

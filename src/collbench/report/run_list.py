@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from collbench.model.errors import ExitStatus
 from collbench.model.units import amount
 from collbench.model.values import one_line
-from collbench.report.text.layout import Lines, Page, table
+from collbench.report.layout import Lines, Page, table
 
 if TYPE_CHECKING:
     from collbench.runfile.saved_runs import SavedRun

@@ -14,8 +14,8 @@ from collbench.judge.tiers import Ranking, Relation, kind_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Members, Run
 from collbench.model.units import NARROW, TELLING_BYTES, amount, figure, format_size, grouped, span
-from collbench.report.text.frame import device_names, sim
-from collbench.report.text.layout import Figures, Legend, Lines, Part
+from collbench.report.frame import device_names, sim
+from collbench.report.layout import Figures, Legend, Lines, Part
 
 # Beyond this many devices a decimal place would break 80 columns.
 DEVICES_WITH_DECIMALS = 9

@@ -16,10 +16,10 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
 from collbench.model.units import every, figure, format_size
-from collbench.report.text.frame import ending, header, sim
-from collbench.report.text.layout import Lines, Page, Part, both, prose, short, table, whole
-from collbench.report.text.matrix import at_largest, legend, rates_line, render_bandwidths, unit_of, value_of
-from collbench.report.text.verdicts import normal_line
+from collbench.report.frame import ending, header, sim
+from collbench.report.layout import Lines, Page, Part, both, prose, short, table, whole
+from collbench.report.matrix import at_largest, legend, rates_line, render_bandwidths, unit_of, value_of
+from collbench.report.verdicts import normal_line
 
 _MATRICES = (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
 _TABLES = {
