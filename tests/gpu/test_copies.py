@@ -186,7 +186,7 @@ _BY_CPUS = (
     + """
 import re, sys
 from collbench import _native
-from collbench.machine.numa import usable_nodes
+from collbench.machine.kernel import usable_nodes
 from tests.gpu.machine import open_gpus
 def mebibytes(node):
     pages = re.findall(rf" N{node}=([0-9]+).* kernelpagesize_kB=([0-9]+)", open("/proc/thread-self/numa_maps").read())

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from collbench.machine import numa
+from collbench.machine import kernel
 from collbench.model.errors import MachineError
 from tests.machine.roots import write
 
@@ -53,26 +53,26 @@ def test_devices_are(
     allowed: list[int],
     expected: list[int],
 ) -> None:
-    devices = numa.devices(machine(tmp_path, nodes, siblings), allowed)
+    devices = kernel.core_devices(machine(tmp_path, nodes, siblings), allowed)
     assert [device.index for device in devices] == expected, title
 
 
 @pytest.mark.parametrize("allowed", [[], [3]])
 def test_fewer_than_two_cores_is_one_clear_line(tmp_path: pathlib.Path, allowed: list[int]) -> None:
     with pytest.raises(MachineError, match="needs two") as caught:
-        numa.devices(tmp_path, allowed)
+        kernel.core_devices(tmp_path, allowed)
     assert "\n" not in str(caught.value)
 
 
 def test_a_device_has_its_name_uuid_and_bus_id(tmp_path: pathlib.Path) -> None:
     root = machine(tmp_path, {0: "0-3", 1: "4-7,9"}, single(10), model="Grace Hopper 9000")
-    second = numa.devices(root, range(10))[1]
+    second = kernel.core_devices(root, range(10))[1]
     assert (second.name, second.numa_node, second.cpu_affinity) == ("Grace Hopper 9000", 1, "4-7,9")
 
 
 def test_paths_are_named_by_numa_node_and_promise_no_rate(tmp_path: pathlib.Path) -> None:
-    near = numa.paths(numa.devices(machine(tmp_path / "near", {0: "0-2"}, single(3)), range(3)))
-    far = numa.paths(numa.devices(machine(tmp_path / "far", {0: "0", 1: "1"}, single(2)), range(2)))
+    near = kernel.core_paths(kernel.core_devices(machine(tmp_path / "near", {0: "0-2"}, single(3)), range(3)))
+    far = kernel.core_paths(kernel.core_devices(machine(tmp_path / "far", {0: "0", 1: "1"}, single(2)), range(2)))
     assert [(path.devices, path.label) for path in near] == [((0, 1), "NODE"), ((0, 2), "NODE"), ((1, 2), "NODE")]
     assert [(path.devices, path.label) for path in far] == [((0, 1), "SYS")]
     assert {path.theory_gbs for path in near + far} == {None}
@@ -80,6 +80,6 @@ def test_paths_are_named_by_numa_node_and_promise_no_rate(tmp_path: pathlib.Path
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_this_machine_gives_two_to_eight_cores_of_its_mask() -> None:
-    devices = [device.index for device in numa.devices()]
+    devices = [device.index for device in kernel.core_devices()]
     assert 2 <= len(devices) <= 8
     assert set(devices) <= os.sched_getaffinity(0)

@@ -1,6 +1,6 @@
 import pytest
 
-from collbench.machine.numa import format_cpus, parse_cpus
+from collbench.machine.kernel import format_cpus, parse_cpus
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from collbench.machine import numa
+from collbench.machine import kernel
 from collbench.machine.kernel import kernel_bus_id
 from tests.machine.roots import put
 
@@ -53,7 +53,7 @@ def test_usable_nodes(
     mask: range,
     expected: tuple[int, ...],
 ) -> None:
-    assert numa.usable_nodes(machine(tmp_path, cpus, memory, allowed), mask) == expected, title
+    assert kernel.usable_nodes(machine(tmp_path, cpus, memory, allowed), mask) == expected, title
 
 
 def test_the_kernel_writes_no_more_digits_of_a_domain_than_it_needs() -> None:

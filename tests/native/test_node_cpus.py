@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from collbench.machine.numa import cpus_by_node
+from collbench.machine.kernel import cpus_by_node
 from tests.native.fakes import Fakes, Outcome
 from tests.seccomp import FORBID
 

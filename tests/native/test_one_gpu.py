@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from collbench.machine.numa import usable_nodes
+from collbench.machine.kernel import usable_nodes
 from tests.cli.program import on_gpus
 from tests.native.fakes import Fakes, Outcome
 

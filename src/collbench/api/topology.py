@@ -56,10 +56,10 @@ def topo(
         return Topology(network.devices(present), network.paths(present), SIM.name, present.name)
     keywords.check_fabric(backend, fabric)
     if backend in BACKENDS and BACKENDS[backend].cores:
-        from collbench.machine import numa
+        from collbench.machine import kernel
 
-        cores = numa.devices()
-        return Topology(cores, numa.paths(cores), backend)
+        cores = kernel.core_devices()
+        return Topology(cores, kernel.core_paths(cores), backend)
     from collbench.machine.nvml import Nvml
 
     with Nvml() as nvml:

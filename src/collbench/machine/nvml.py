@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Self, cast
 
 from collbench.machine import kernel, theory
-from collbench.machine.kernel import kernel_bus_id
+from collbench.machine.kernel import format_cpus, kernel_bus_id
 from collbench.machine.labels import PEER_STATES, UNKNOWN
-from collbench.machine.numa import format_cpus
 from collbench.model.errors import MachineError, NoDriver
 from collbench.model.run import Device, Health, Path, PeerReadWrite, PeerStatus
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from collbench.api import SILENT, Notices
 from collbench.api.measuring import OpenSession
-from collbench.machine import device_names, numa, variables
+from collbench.machine import device_names, kernel, variables
 from collbench.machine.nvml import Nvml
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Choice
@@ -165,7 +165,7 @@ def open_worlds(
     with ExitStack() as stack:
         worlds: list[TorchWorld] = []
         if capabilities(name).cores:
-            devices = chosen(factory.choose_devices(numa.devices(), wanted))
+            devices = chosen(factory.choose_devices(kernel.core_devices(), wanted))
             numbers, visible = [device.index for device in devices], list[str]()
             nvml = gpus = None
         else:
@@ -184,7 +184,7 @@ def open_worlds(
             devices,
             spans[gpus is None],
             machine=replace(factory.here(nvml), nccl=loaded.nccl, nccl_path=loaded.nccl_path),
-            paths=nvml.paths(devices) if nvml else numa.paths(devices),
+            paths=nvml.paths(devices) if nvml else kernel.core_paths(devices),
             health=gpus.health if gpus else tuple,
             flags=gpus.flags if gpus else lambda _positions: (),
             environment=variables.recorded(torch=True),

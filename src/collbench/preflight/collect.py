@@ -17,9 +17,17 @@ from importlib import metadata
 from typing import Any
 
 from collbench.machine import kernel, nvml
-from collbench.machine.kernel import FOLDER, available_bytes, cgroup_folders, entries, kernel_bus_id, read, read_ports
+from collbench.machine.kernel import (
+    FOLDER,
+    available_bytes,
+    cgroup_folders,
+    entries,
+    kernel_bus_id,
+    read,
+    read_ports,
+    usable_nodes,
+)
 from collbench.machine.nccl import configured, find_nccl, wheel_library
-from collbench.machine.numa import usable_nodes
 from collbench.machine.nvml import Nvml, Query
 from collbench.machine.variables import recorded
 from collbench.model.capabilities import capabilities

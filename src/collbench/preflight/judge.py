@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from collbench.machine import kernel, labels
 from collbench.machine.device_names import NAME, ORDER, read
 from collbench.machine.health import HOT_C, holds_back
-from collbench.machine.numa import format_cpus, parse_cpus
+from collbench.machine.kernel import format_cpus, parse_cpus
 from collbench.machine.variables import OF_CUDA, OF_TORCH, falsified, meant, reader, switched_on
 from collbench.model.capabilities import capabilities
 from collbench.model.run import NetworkPort, Path, PeerStatus

@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 from typing import Any, cast
 
 from collbench import __version__
-from collbench.machine import numa
+from collbench.machine import kernel
 from collbench.machine.kernel import available_bytes, read
 from collbench.machine.launchers import LaunchEnvironment
 from collbench.machine.nccl import configured
@@ -224,7 +224,7 @@ class HostRankWorker(RankWorker):
 
     def introduce(self) -> Introduction:
         """Return this host and the rank's core."""
-        return _introduction("host", numa.device(self._core), here())
+        return _introduction("host", kernel.core_device(self._core), here())
 
     def open(self, opening: Opening) -> BackendFacts:
         """Start the worker and wait until it has met all others."""
@@ -251,7 +251,7 @@ class HostRankWorker(RankWorker):
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
         """Return the paths between cores."""
-        return numa.paths(devices)
+        return kernel.core_paths(devices)
 
     def interrupt(self) -> None:
         """Kill the worker: the thread that waits for its answer gets an error at once."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from collbench import _native
-from collbench.machine import numa
+from collbench.machine import kernel
 from collbench.measurement.backends.host import HostBackend
 from collbench.measurement.backends.protocol import Step
 from collbench.model.errors import BackendError, DataCorruption, UsageError
@@ -91,7 +91,7 @@ def test_a_native_failure_becomes_one_line(
 
 
 def test_a_core_that_does_not_exist_is_named() -> None:
-    devices = (*numa.devices()[:1], Device(index=1023, uuid="CPU-x", name="absent"))
+    devices = (*kernel.core_devices()[:1], Device(index=1023, uuid="CPU-x", name="absent"))
     with pytest.raises(BackendError, match="CPU1023"):
         HostBackend(devices).time(step(8))
 
@@ -107,7 +107,7 @@ def test_a_core_that_does_not_exist_is_named() -> None:
     ],
 )
 def test_the_native_session_refuses(title: str, links: list[tuple[int, int]], size: int, iterations: int) -> None:
-    first_core, second_core = (device.index for device in numa.devices()[:2])
+    first_core, second_core = (device.index for device in kernel.core_devices()[:2])
     core_of = {0: first_core, 1: second_core, 2: 1022}
     session = _native.HostSession([first_core, second_core], 4096)
     with pytest.raises(ValueError, match=r"\w"):

@@ -10,7 +10,7 @@ from functools import cache, cached_property, partial
 from importlib import resources
 
 from collbench import _native
-from collbench.machine.numa import usable_nodes
+from collbench.machine.kernel import usable_nodes
 from collbench.measurement.backends.child_process import Background
 from collbench.measurement.backends.protocol import (
     LONGEST_BATCH_S,

@@ -156,9 +156,9 @@ def present_devices(name: str, fabric: str | None = None) -> tuple[Device, ...]:
     if row.simulated:
         return _look_simulated(fabric).devices
     if row.cores:
-        from collbench.machine import numa  # late, as below: simulations have no cores
+        from collbench.machine import kernel  # late, as below: simulations have no cores
 
-        return numa.devices()
+        return kernel.core_devices()
     from collbench.machine.nvml import Nvml
 
     with Nvml() as nvml:
@@ -227,10 +227,10 @@ def simulated_backend(
 
 def here(nvml: Nvml | None = None) -> Machine:
     """Return what is known of this host, with what NVML knows of its driver and GPUs."""
-    from collbench.machine import numa
+    from collbench.machine import kernel
 
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
-    machine = Machine(hostname=socket.gethostname(), system=system, cpu=numa.cpu_model())
+    machine = Machine(hostname=socket.gethostname(), system=system, cpu=kernel.cpu_model())
     if nvml is None:
         return machine
     return replace(
@@ -292,12 +292,12 @@ def _open_sim(request: Request) -> Opened:
 
 
 def _open_host(request: Request) -> Opened:
-    from collbench.machine import numa
+    from collbench.machine import kernel
     from collbench.measurement.backends.host import HostBackend
 
-    devices = choose_devices(numa.devices(), request.devices)
+    devices = choose_devices(kernel.core_devices(), request.devices)
     backend = HostBackend(devices)
-    return Opened(backend, machine=here(), paths=numa.paths(devices), close=backend.close)
+    return Opened(backend, machine=here(), paths=kernel.core_paths(devices), close=backend.close)
 
 
 def _open_cuda(request: Request) -> Opened:

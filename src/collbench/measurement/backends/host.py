@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from collbench.machine import numa
+from collbench.machine import kernel
 from collbench.machine.kernel import available_bytes
 from collbench.measurement.backends.protocol import Backend, Step, Timing, slowest
 from collbench.measurement.backends.torch_process import TorchWorkers, worker_environment
@@ -125,7 +125,7 @@ class HostBackend(Backend):
 
     def __init__(self, devices: tuple[Device, ...] | None = None) -> None:
         """Take the cores that this process may use, or `devices` of them. Raises MachineError below two cores."""
-        self._devices = numa.devices() if devices is None else devices
+        self._devices = kernel.core_devices() if devices is None else devices
         self._session: HostSession | None = None
         self._session_bytes = 0
         self._gloo = GlooWorld(tuple(device.index for device in self._devices))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from collbench.machine import variables
-from collbench.machine.numa import usable_nodes
+from collbench.machine.kernel import usable_nodes
 from collbench.measurement.backends.child_process import STARVED_S, Child, ChildLost, own_environment
 from collbench.measurement.backends.protocol import (
     LONGEST_BATCH_S,
