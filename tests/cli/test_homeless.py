@@ -13,7 +13,7 @@ from typing import Any, Self
 import pytest
 
 from collbench.api import by_run
-from collbench.runfile import saved_runs
+from collbench.runfile import run_file
 from tests.builders import gpus, pair_run
 from tests.cli.program import Program, collbench, list_only
 
@@ -115,10 +115,10 @@ def test_what_is_kept_only_this_user_can_write(program: Program, tmp_path: Path,
         assert program(*f"allreduce {SIM} --sizes 1M --output named.json".split()).status == 0
     finally:
         os.umask(before)
-    folder = saved_runs.state_folder(saved_runs.RUNS)
+    folder = run_file.state_folder(run_file.RUNS)
     (run,) = folder.iterdir()
     for created in (folder, folder.parent, folder.parent.parent):
         assert stat.S_IMODE(created.stat().st_mode) == 0o700
     for file in (run, tmp_path / "named.json"):
         assert stat.S_IMODE(file.stat().st_mode) & (0o022 | umask) == 0
-    assert saved_runs.believed() == (run,)
+    assert run_file.saved_runs() == (run,)

@@ -10,7 +10,7 @@ import pytest
 
 from collbench.api import by_run
 from collbench.choose.freshness import Here
-from collbench.runfile import saved_runs
+from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run
 
@@ -27,7 +27,7 @@ NEWEST, OLDER = "20261122T000000Z-cuda-pairs.json", "20261121T000000Z-cuda-pairs
     ],
 )
 def test_the_name_of_a_saved_run_tells_its_command(name: str, command: str) -> None:
-    assert saved_runs.command_of(Path(name)) == command
+    assert run_file.command_of(Path(name)) == command
 
 
 def link_to_another_users_file(path: Path) -> None:
@@ -99,21 +99,21 @@ def test_a_doubtful_file_is_left_out_in_one_line_and_the_next_one_taken(
     assert f"ignoring {saved / NEWEST}: " in ignored[0], what
     assert message in ignored[0], what
     assert OLDER in result.err, what
-    assert saved_runs.believed() == (saved / OLDER,), what
+    assert run_file.saved_runs() == (saved / OLDER,), what
 
 
 def test_another_users_file_is_ignored_linked_or_not(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link_to_another_users_file(saved / OLDER)
     owned_by_a_stranger(monkeypatch, saved / NEWEST, saved.parent / "theirs.json")
     said: list[str] = []
-    assert saved_runs.believed(said.append) == ()
+    assert run_file.saved_runs(said.append) == ()
     assert f"{NEWEST} and 1 more: it belongs to another user (uid {STRANGER})" in said[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_file_whose_owner_changed_is_ignored(saved: Path) -> None:
     os.chown(saved / NEWEST, STRANGER, -1)
-    assert saved_runs.believed() == (saved / OLDER,)
+    assert run_file.saved_runs() == (saved / OLDER,)
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777], ids=oct)
@@ -121,19 +121,19 @@ def test_nothing_of_a_folder_that_others_can_write_is_taken(saved: Path, mode: i
     """Sticky or not: whoever can put a file there can choose the newest."""
     saved.chmod(mode)
     said: list[str] = []
-    assert saved_runs.believed(said.append) == ()
+    assert run_file.saved_runs(said.append) == ()
     assert f"the saved runs in {saved}: others can write it" in said[0]
     assert "chmod 700" in said[0]
 
 
 def test_another_users_folder_is_not_trusted(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owned_by_a_stranger(monkeypatch, saved)
-    assert saved_runs.believed() == ()
+    assert run_file.saved_runs() == ()
 
 
 def test_a_link_of_ones_own_to_ones_own_file_is_believed(saved: Path) -> None:
     link_to_another_users_file(saved / NEWEST)  # which the user names himself
-    assert saved_runs.believed() == (saved / NEWEST, saved / OLDER)
+    assert run_file.saved_runs() == (saved / NEWEST, saved / OLDER)
 
 
 def test_a_named_file_is_used_even_if_others_can_write_it(program: Program, saved: Path) -> None:
@@ -143,4 +143,4 @@ def test_a_named_file_is_used_even_if_others_can_write_it(program: Program, save
 
 
 def test_no_folder_has_nothing_to_say(program: Program) -> None:
-    assert saved_runs.believed() == ()
+    assert run_file.saved_runs() == ()

@@ -38,7 +38,7 @@ from collbench.model.errors import Interrupted, UsageError
 from collbench.model.run import Device
 from collbench.model.units import amount, fixed, parse_budget, parse_precision
 from collbench.model.values import one_line
-from collbench.runfile import atomic_write, saved_runs
+from collbench.runfile import atomic_write, run_file
 
 # Both arms: their devices chosen, their all-reduce measured, the script trained.
 
@@ -132,7 +132,7 @@ def _alone(what: str) -> UsageError:
 
 def _output_paths(values: Mapping[str, Any]) -> tuple[Path, Path]:
     """Return the ablation's file, and a new folder's path for the children's output."""
-    folder, name = saved_runs.state_folder("ablations"), saved_runs.new_name()
+    folder, name = run_file.state_folder("ablations"), run_file.new_name()
     path = values["output"] or folder / f"{name}.json"
     if not values["dry_run"]:
         try:

@@ -42,7 +42,7 @@ from collbench.model.operations import Operation, Variant, Work, format_version
 from collbench.model.run import CommandKind, Device, FlagKind, Health, Run, Sample, Settings, device_sets
 from collbench.model.units import format_size, parse_sizes, verb
 from collbench.report.views import PeerAccess
-from collbench.runfile import run_file, saved_runs
+from collbench.runfile import run_file
 from collbench.runfile.codec import MAX_BYTES
 
 
@@ -181,9 +181,9 @@ def _present(request: SelectRequest) -> Present:
             taking = _taking(request.count, request.run)
             raise MachineError(f"no GPU to choose from: {why}; to choose by this run of another machine: {taking}")
         kinds = CommandKind.PAIRS, CommandKind.CHECK
-        newest = next((path for path in saved_runs.believed() if saved_runs.command_of(path) in kinds), None)
+        newest = next((path for path in run_file.saved_runs() if run_file.command_of(path) in kinds), None)
         simulated = ""
-        if newest is not None and is_simulated(saved_runs.backend_of(newest)):
+        if newest is not None and is_simulated(run_file.backend_of(newest)):
             taking = _taking(request.count, str(newest))
             simulated = f"; the newest saved pairs were simulated, and are taken only by name: {taking}"
         raise MachineError(
@@ -257,7 +257,7 @@ def measure_finalists(
     path = None
     if not capabilities(run.backend).simulated:
         # Beside the folder of runs that choices go by, because a few sets say little about all pairs.
-        path = saved_runs.new_run("select", run.backend, notices.say, saved_runs.FINALISTS)
+        path = run_file.new_run("select", run.backend, notices.say, run_file.FINALISTS)
     notices.say(f"measuring {len(sets)} sets at {format_size(request.size_bytes)}")
     asked = Request(
         backend=run.backend,
@@ -296,7 +296,7 @@ _HOST_PROBE = "8,1M,16M"
 # Runs of other machines that share this home may lie between ours.
 _RECENT = 10
 MIG = "in MIG mode, whose instances have no P2P"
-# The file name of a run that the user did not name (saved_runs.new_name).
+# The file name of a run that the user did not name (run_file.new_name).
 _STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
 
 
@@ -353,7 +353,7 @@ def criteria_of(request: ChoiceRequest, present: Present) -> RunCriteria:
 def lost(present: Present) -> list[tuple[Device, str]]:
     """Return the GPUs that this machine had when it was last measured, and what to do about them."""
     here_now = {device.uuid for device in (*present.every, *present.hidden)}
-    for path in saved_runs.believed()[:_RECENT] if capabilities(present.backend).nvml else ():
+    for path in run_file.saved_runs()[:_RECENT] if capabilities(present.backend).nvml else ():
         with suppress(RunFileError):
             devices = run_file.load(path).devices
             gone = [device for device in devices if device.uuid not in here_now]
@@ -453,7 +453,7 @@ def _saved_runs(present: Sequence[Device], max_age: timedelta, now: datetime, no
     Reading a run takes 0.1 s, and there may be hundreds. The file name gives the age of most, and a search for the
     devices' UUIDs shows whether a run is of this machine.
     """
-    saved = saved_runs.believed(notices.say)
+    saved = run_file.saved_runs(notices.say)
     yield from saved[:1]
     for path in saved[1:]:
         stamp = _STAMP.match(path.name)
@@ -513,7 +513,7 @@ def probe(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:
     """
     path = None
     if not capabilities(criteria.backend).simulated:
-        path = saved_runs.new_run("probe", criteria.backend, notices.say)
+        path = run_file.new_run("probe", criteria.backend, notices.say)
         notices.say(f"{why}probing for a few seconds")
     undone = criteria.request.undone
     with _rewording(f"in the probe: {undone}", f"the probe failed: {{}}; {undone}"):

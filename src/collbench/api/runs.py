@@ -17,8 +17,8 @@ from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
 from collbench.model.values import one_line
-from collbench.runfile import run_file, saved_runs
-from collbench.runfile.saved_runs import SavedRun
+from collbench.runfile import run_file
+from collbench.runfile.run_file import SavedRun
 
 if TYPE_CHECKING:
     from collbench.judge.compare import Comparison
@@ -72,7 +72,7 @@ def runs(limit: int | None = None, *, notices: Notices = SILENT) -> tuple[SavedR
     """
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise UsageError(f"limit={limit!r} is not a number of runs: write a whole number from 1")
-    files = saved_runs.believed(notices.say)
+    files = run_file.saved_runs(notices.say)
     return tuple(islice(_readable(files, notices), None if limit is None else min(limit, len(files))))
 
 
@@ -108,8 +108,8 @@ def saved_files(notices: Notices, *, of_links: bool = False) -> list[Path]:
 
     Raises UsageError if there are none.
     """
-    saved = saved_runs.believed(notices.say)
-    files = [path for path in saved if not of_links or not any(annexes.RUNS.get(saved_runs.command_of(path), ()))]
+    saved = run_file.saved_runs(notices.say)
+    files = [path for path in saved if not of_links or not any(annexes.RUNS.get(run_file.command_of(path), ()))]
     if not files:
         raise UsageError("there is no saved run: name a run file, or measure with 'collbench pairs' first")
     return files

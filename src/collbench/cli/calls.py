@@ -21,7 +21,7 @@ from collbench.machine import device_names
 from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES
-from collbench.runfile import saved_runs
+from collbench.runfile import run_file
 
 if TYPE_CHECKING:
     from collbench.api.training import Launch
@@ -75,7 +75,7 @@ def measured_run(
     """Measure a session to its end, and return its run: saved as `output`, else in a new file unless not `save`."""
     path = None if output is None else keywords.path(output)
     if path is None and keywords.flag("save", save):
-        path = saved_runs.new_run(command, backend, SILENT.say)
+        path = run_file.new_run(command, backend, SILENT.say)
     return MeasuredRun.of(open_session(path).finish().saved_run())
 
 

@@ -25,7 +25,7 @@ from collbench.model.errors import BackendError, CollbenchError, DataCorruption,
 from collbench.model.run import CommandKind
 from collbench.model.units import amount, parse_budget, parse_precision, verb
 from collbench.model.values import one_line
-from collbench.runfile import run_file, saved_runs
+from collbench.runfile import run_file
 
 if TYPE_CHECKING:
     from collbench.judge.diagnose import Diagnosis
@@ -129,7 +129,7 @@ def report_file(path: Path | None, output_format: str = TABLE) -> None:
 
 def new_file(command: str, backend: str) -> Path | None:
     """Return a new file for a run that the user did not name; None, and a notice says why, if none can be written."""
-    return saved_runs.new_run(command, backend, say, advice=", or name a file with --output FILE")
+    return run_file.new_run(command, backend, say, advice=", or name a file with --output FILE")
 
 
 def measure_with_workers(open_session: Callable[[], OpenSession]) -> None:
@@ -182,7 +182,7 @@ def _measured_in(
         diagnosis = Diagnosis(session.run)
         show_run(diagnosis, output_format, file)
     if session.failure is not None:
-        if not saved_runs.is_ours(session.path):
+        if not run_file.is_ours(session.path):
             raise session.failure
         lost = f"nowhere: {one_line(str(session.failure))}"  # no name was asked for: the measurement is done
         if output_format == TABLE and not is_json():

@@ -93,9 +93,9 @@ class _Run(_File):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path. Raises UsageError."""
         if isinstance(value, str) and _NUMBER.fullmatch(value) and not Path(value).exists():
-            from collbench.runfile import saved_runs  # late: few commands read a saved run
+            from collbench.runfile import run_file  # late: few commands read a saved run
 
-            value = saved_runs.numbered(int(value), saved_runs.believed())
+            value = run_file.numbered(int(value), run_file.saved_runs())
             NOTICES.say(f"the saved run {value}")
         return super().convert(value, param, ctx)
 

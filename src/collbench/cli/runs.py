@@ -30,7 +30,7 @@ from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
 from collbench.model.values import one_line, printable
 from collbench.report.views import view
-from collbench.runfile import atomic_write, saved_runs
+from collbench.runfile import atomic_write, run_file
 from collbench.runfile.codec import document, plain
 from collbench.runfile.run_file import load
 
@@ -63,7 +63,7 @@ def runs(limit: int) -> None:
     from collbench.report.run_list import page
 
     all_shown = len(saved_list) < limit  # what is missing then cannot be read, which was said
-    show_page(page(saved_list, older=0 if all_shown else len(saved_runs.believed()) - saved_list[-1].number))
+    show_page(page(saved_list, older=0 if all_shown else len(run_file.saved_runs()) - saved_list[-1].number))
 
 
 # A run, or a file of an annex, printed.

@@ -38,7 +38,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_budget, parse_size
 from collbench.ranks.nonzero import serve_rank_0
-from collbench.runfile import run_file, saved_runs
+from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def survey(
     if launch.rank > 0:
         serve(launch, request)
         return None
-    path = values["output"] or saved_runs.new_run(
+    path = values["output"] or run_file.new_run(
         "nodes", request.backend, notices.say, advice=", or name a file with --output FILE"
     )
     return survey_launch(nodes_request, request, path, launch, notices)

@@ -25,7 +25,7 @@ from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import ExitStatus, RunFileError, UsageError
 from collbench.model.units import amount
 from collbench.model.values import one_line
-from collbench.runfile import run_file, saved_runs
+from collbench.runfile import run_file
 
 if TYPE_CHECKING:
     from collbench.ablations.ablation import ArmChange
@@ -338,7 +338,7 @@ def _saved(path: Path, job: Job | None, devices: str | None, name: str) -> list[
     """Return a saved run. Raises UsageError if it is of no real GPUs, or lacks a collective or the job's devices."""
     from collbench.jobs.predict.links import Links
 
-    backend = saved_runs.backend_of(path)  # by its name: there may be many
+    backend = run_file.backend_of(path)  # by its name: there may be many
     if backend in BACKENDS and not BACKENDS[backend].nvml:
         raise UsageError(f"{path} is not of real GPUs: name a simulated run, or measure with 'collbench pairs' first")
     runs = load_named([path])

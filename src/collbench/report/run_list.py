@@ -11,7 +11,7 @@ from collbench.model.values import one_line
 from collbench.report.layout import Lines, Page, table
 
 if TYPE_CHECKING:
-    from collbench.runfile.saved_runs import SavedRun
+    from collbench.runfile.run_file import SavedRun
 
 
 _OUTCOMES = {
