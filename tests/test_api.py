@@ -18,7 +18,7 @@ import click
 import pytest
 
 import collbench
-from collbench import torchrun
+from collbench.api import training
 from collbench.cli.program import cli
 from collbench.cluster.page import as_plain
 from collbench.jobs.predict import page as prediction
@@ -402,7 +402,7 @@ def test_train_command_is_what_train_would_start(program: Program) -> None:
     args = ["--devices", "0", "--backend", "host", "--no-python", "true"]
     launch = collbench.train_command(args)
     done = program("train", "--dry-run", *args)
-    assert done.out.strip() == torchrun.shell_line(launch.changes, launch.command)
+    assert done.out.strip() == training.shell_line(launch.changes, launch.command)
     assert done.line == launch.choice
     for wrong in ("--devices 0 true", ["--help"], [], [7], ["--backend", "sim", "--devices", "0", "x.py"]):
         with pytest.raises(collbench.Error):

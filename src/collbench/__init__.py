@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collbench.api.runs import rank as rank
     from collbench.api.runs import runs as runs
     from collbench.api.runs import tails as tails
-    from collbench.api.topology import topo as topo
     from collbench.cli.calls import measure as measure
     from collbench.cli.calls import select as select
     from collbench.cli.calls import train_command as train_command
+    from collbench.cli.topo import topo as topo
     from collbench.cluster.api import nodes as nodes
     from collbench.jobs.api import import_job as import_job
     from collbench.jobs.api import load_job as load_job
@@ -47,7 +47,7 @@ _HOMES = {
     "runs": "api.runs",
     "select": "cli.calls",
     "tails": "api.runs",
-    "topo": "api.topology",
+    "topo": "cli.topo",
     "train_command": "cli.calls",
 }
 

@@ -9,9 +9,9 @@ from importlib.metadata import version
 import click
 import pytest
 
+from collbench.api.training import TORCHRUN_FLAGS, TORCHRUN_VALUES
 from collbench.cli.program import cli
 from collbench.model.operations import COLLECTIVES
-from collbench.torchrun import TORCHRUN_FLAGS, TORCHRUN_VALUES
 from tests.cli.program import Program, collbench
 
 COMMANDS = cli.list_commands(click.Context(cli))

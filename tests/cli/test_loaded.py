@@ -25,7 +25,7 @@ sys.exit(status)
     ("command", "most", "without"),
     [
         pytest.param(["--help"], 11, {"numpy", "rich", "subprocess"}, id="help"),
-        pytest.param(["topo", "--topology", str(LABELS)], 25, {"numpy", "rich", "importlib.metadata"}, id="topo"),
+        pytest.param(["topo", "--topology", str(LABELS)], 24, {"numpy", "rich", "importlib.metadata"}, id="topo"),
         pytest.param(["select", "2", "--topology", str(LABELS)], 33, {"scipy", "rich", "pynvml"}, id="select"),
         pytest.param([*PAIRS], 78, {"scipy", "torch", "pynvml", "importlib.metadata"}, id="pairs"),
     ],

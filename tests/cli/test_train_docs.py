@@ -10,9 +10,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from collbench.api import by_run
+from tests.api.torchrun.test_rendezvous import POD, SLURM
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run, saved_in
-from tests.torchrun.test_rendezvous import POD, SLURM
 
 DOCS = Path(__file__).parents[2] / "docs"
 TRAIN, NODES = ((DOCS / name).read_text(encoding="utf-8") for name in ("choose-gpus.md", "several-nodes.md"))

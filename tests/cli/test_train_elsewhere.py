@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.api.torchrun.test_rendezvous import POD, SLURM
 from tests.cli.program import fake_gpus, on_gpus, save_run, saved_in
 from tests.native.fakes import Fakes
-from tests.torchrun.test_rendezvous import POD, SLURM
 
 
 @pytest.fixture(autouse=True)

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from collbench.model.run import Run
+from tests.api.torchrun.test_execution import TIMEOUT_S, needs_torch
 from tests.builders import pair_run
 from tests.cli.program import environment, fake_gpus, fake_uuid, save_run
 from tests.cli.test_train_docs import NODES
 from tests.native.fakes import Fakes
 from tests.ranks.processes import free_port
-from tests.torchrun.test_execution import TIMEOUT_S, needs_torch
 
 pytestmark = [needs_torch, pytest.mark.usefixtures("loaded_torch")]
 GPUS, MIB = 5, 2**20

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from collbench.api.training import TrainRequest
+from collbench.api.training import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, TrainRequest, passed_on
 from collbench.cli.calls import context_of
 from collbench.cli.train import train_request
 from collbench.model.errors import UsageError
-from collbench.torchrun import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, passed_on
-from tests.torchrun.made import script
+from tests.api.torchrun.made import script
 
 
 def split(words: Sequence[str]) -> TrainRequest:

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from collbench import __version__, torchrun
+from collbench import __version__
 from collbench.ablations import ablation as ablations
 from collbench.ablations import experiment as experiments
 from collbench.ablations.ablation import Ablation, Arm, ArmChange, Measure, dumps, load
@@ -113,13 +113,13 @@ def _plan(ablation: Ablation) -> str:
 def _check(train: TrainRequest, change: ArmChange, notices: Notices) -> None:
     """Raise UsageError for what cannot be compared here, before starting anything."""
     ablations.refuse_alike(change, os.environ)
-    if torchrun.several_nodes(train.script, os.environ):
+    if training.several_nodes(train.script, os.environ):
         raise UsageError(
             f"ablate compares on one node, and {'--nnodes' if train.script.has('--nnodes') else 'PET_NNODES'} names "
             "several: run ablate on each node by itself"
         )
-    torchrun.check_options(train.script, os.environ, train.count)
-    torchrun.check_script(train.script)
+    training.check_options(train.script, os.environ, train.count)
+    training.check_script(train.script)
     if train.count == 1:
         raise _alone("--auto-select 1")
     if "nvlink" in change.switches:
@@ -336,7 +336,7 @@ def ablate(*, verbose: bool, **values: Any) -> None:
         prepared = prepare(train_request(values), values, _reporter(verbose=verbose), NOTICES)
         if values["dry_run"]:
             for arm in prepared.ablation.arms:
-                echo(torchrun.shell_line(arm.environment, experiments.collbench(*prepared.train_arguments(arm))))
+                echo(training.shell_line(arm.environment, experiments.collbench(*prepared.train_arguments(arm))))
             return
         ablation = perform(prepared, NOTICES, allreduce=values["allreduce"])
     except Interrupted:

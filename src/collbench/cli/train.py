@@ -11,15 +11,14 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from collbench import torchrun
+from collbench.api import training
 from collbench.api.keywords import fields_of
-from collbench.api.training import TrainRequest, prepare
+from collbench.api.training import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, TrainRequest, passed_on, prepare
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, say
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError, near
-from collbench.torchrun import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, passed_on
 
 # Like argparse, and therefore torchrun, we take "-1" for a value and "-x" for an option.
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
@@ -193,6 +192,6 @@ def train(**values: Any) -> None:
         say(note)
     say(launch.choice)
     if values["dry_run"]:
-        echo(torchrun.shell_line(launch.changes, launch.command))
+        echo(training.shell_line(launch.changes, launch.command))
         return
-    torchrun.execute(launch.command, {**os.environ, **launch.changes})
+    training.execute(launch.command, {**os.environ, **launch.changes})

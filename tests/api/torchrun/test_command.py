@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench import torchrun
-from collbench.api.training import Chosen
+from collbench.api import training
+from collbench.api.training import Chosen, for_devices, shell_line
 from collbench.choose.choice import QUICK_PROBE, saved_run
 from collbench.measurement.backends.factory import Present
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Device
-from collbench.torchrun import for_devices, shell_line
-from tests.torchrun.made import script
+from tests.api.torchrun.made import script
 
 GPUS = (Device(3, "GPU-aaaa", "H200"), Device(0, "GPU-bbbb", "H200"))
 CORES = (Device(2, "CPU-2", "CPU"), Device(5, "CPU-5", "CPU"))
@@ -30,7 +29,7 @@ def command(line: str, backend: str = "cuda", inherited: dict[str, str] | None =
     arguments = script(["--auto-select", "2", *shlex.split(line)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", python)
-        return torchrun.start_command(arguments, devices, inherited or {}, backend=backend)
+        return training.start_command(arguments, devices, inherited or {}, backend=backend)
 
 
 def options_in(args: list[str]) -> list[str]:
@@ -168,10 +167,10 @@ def test_a_missing_script_is_named_but_modules_are_not_looked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"script 'x\.py' does not exist in .*check its path"):
-        torchrun.check_script(script(["--devices", "0", "x.py"]))
-    torchrun.check_script(script(["--devices", "0", "-m", "x"]))
+        training.check_script(script(["--devices", "0", "x.py"]))
+    training.check_script(script(["--devices", "0", "-m", "x"]))
     (tmp_path / "x.py").touch()
-    torchrun.check_script(script(["--devices", "0", "x.py"]))
+    training.check_script(script(["--devices", "0", "x.py"]))
 
 
 @pytest.mark.parametrize(
@@ -194,13 +193,13 @@ def test_a_program_that_cannot_start_is_one_line_and_not_torchruns_traceback(
     (tmp_path / "x.py").touch(mode=0o644)
     (tmp_path / "folder").mkdir()
     with pytest.raises(UsageError, match=message):
-        torchrun.check_script(script(["--devices", "0", "--no-python", program]))
+        training.check_script(script(["--devices", "0", "--no-python", program]))
     for there in ("sh", sys.executable):
-        torchrun.check_script(script(["--devices", "0", "--no-python", there]))
+        training.check_script(script(["--devices", "0", "--no-python", there]))
 
 
 def test_a_machine_without_torch_learns_how_to_install_it(tmp_path: Path) -> None:
-    code = f"import sys; sys.path[:0] = {sys.path!r}\nfrom collbench.torchrun import find_torch\n"
+    code = f"import sys; sys.path[:0] = {sys.path!r}\nfrom collbench.api.training import find_torch\n"
     bare = f"{code}sys.path[:] = [{str(tmp_path)!r}]\nimport collbench.model.errors\n"
     bare += "try: find_torch()\nexcept collbench.model.errors.MachineError as error: print(error)"
     shown = subprocess.run([sys.executable, "-S", "-c", bare], capture_output=True, text=True, check=True).stdout
@@ -210,4 +209,4 @@ def test_a_machine_without_torch_learns_how_to_install_it(tmp_path: Path) -> Non
 
 def test_a_command_that_cannot_start_is_one_line() -> None:
     with pytest.raises(MachineError, match="cannot start '/no/such/python': No such file or directory"):
-        torchrun.execute(["/no/such/python"], {})
+        training.execute(["/no/such/python"], {})

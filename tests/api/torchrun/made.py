@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from collbench.api.training import Script
 from collbench.cli.calls import context_of
 from collbench.cli.train import train_request
-from collbench.torchrun import Script
 
 
 def script(words: Sequence[str]) -> Script:

@@ -6,10 +6,10 @@ import shlex
 
 import pytest
 
-from collbench import torchrun
+from collbench.api import training
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
-from tests.torchrun.made import script
+from tests.api.torchrun.made import script
 
 ENDPOINT = "--rdzv-endpoint node0:29500"
 # One task on each of four nodes, this one on the third [srun(1), OUTPUT ENVIRONMENT VARIABLES].
@@ -70,7 +70,7 @@ def test_what_is_added_to_what_the_user_types(
     title: str, line: str, environment: dict[str, str], expected: str
 ) -> None:
     arguments = script(["--auto-select", "2", *line.split(), "a.py"])
-    assert torchrun.rendezvous_options(arguments, environment) == expected.split(), title
+    assert training.rendezvous_options(arguments, environment) == expected.split(), title
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_is_added_to_what_the_user_types(
 )
 def test_whether_there_may_be_several_nodes(title: str, line: str, environment: dict[str, str], several: bool) -> None:
     arguments = script(["--auto-select", "2", *line.split(), "a.py"])
-    assert torchrun.several_nodes(arguments, environment) is several, title
+    assert training.several_nodes(arguments, environment) is several, title
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_job_whose_nodes_may_come_back_gets_a_store_that_they_find(
 ) -> None:
     arguments = script(["--auto-select", "2", *line.split(), "a.py"])
     expected = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if reported else {}
-    assert torchrun.rendezvous_variables(arguments, environment) == expected, title
+    assert training.rendezvous_variables(arguments, environment) == expected, title
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_job_whose_nodes_may_come_back_gets_a_store_that_they_find(
 )
 def test_one_clear_line(title: str, line: str, environment: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        torchrun.rendezvous_options(script(["--auto-select", "2", *line.split(), "a.py"]), environment)
+        training.rendezvous_options(script(["--auto-select", "2", *line.split(), "a.py"]), environment)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_k_wins_over_a_pods_number_of_processes(
     title: str, line: str, environment: dict[str, str], expected: str
 ) -> None:
     arguments = script(["--auto-select", "2", *line.split(), "a.py"])
-    assert torchrun.override_note(arguments, environment, 2) == expected, title
+    assert training.override_note(arguments, environment, 2) == expected, title
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_torch_reads_the_arguments_and_environment_as_expected(
         monkeypatch.setenv(name, value)
     devices = (Device(0, "GPU-a", ""), Device(1, "GPU-b", ""))
     arguments = script(shlex.split("--auto-select 2 a.py"))
-    command = torchrun.start_command(arguments, devices, environment, backend="cuda")
+    command = training.start_command(arguments, devices, environment, backend="cuda")
     opts = run.get_args_parser().parse_args(command[4:])
     assert (
         opts.nnodes,

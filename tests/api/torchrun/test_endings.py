@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torchrun.test_execution import TIMEOUT_S, needs_torch, start
+from tests.api.torchrun.test_execution import TIMEOUT_S, needs_torch, start
 
 pytestmark = [needs_torch, pytest.mark.usefixtures("loaded_torch")]
 GPUS = [(3, "GPU-aaaa"), (0, "GPU-bbbb")]

@@ -18,19 +18,19 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 # Stands in for the cli: argv is the backend, the devices as JSON, then the arguments of `collbench train`.
 DRIVER = """
 import json, os, sys
-from collbench import torchrun
+from collbench.api import training
 from collbench.cli.calls import context_of
 from collbench.cli.train import train_request
-from collbench.torchrun import for_devices
+from collbench.api.training import for_devices
 from collbench.model.run import Device
 backend, devices = sys.argv[1], [Device(i, u, "") for i, u in json.loads(sys.argv[2])]
 arguments = train_request(context_of("train", sys.argv[3:]).params).script
-torchrun.check_script(arguments)
-torchrun.find_torch()
+training.check_script(arguments)
+training.find_torch()
 changes = for_devices(devices, os.environ, backend=backend)
-command = torchrun.start_command(arguments, devices, os.environ, backend=backend)
+command = training.start_command(arguments, devices, os.environ, backend=backend)
 print("before exec")  # lost unless execute flushes: exec drops what Python still buffers
-torchrun.execute(command, {**os.environ, **changes})
+training.execute(command, {**os.environ, **changes})
 """
 
 # A rank writes what it got to a file: ranks' prints interleave.
@@ -110,7 +110,7 @@ def wait_for(folder: Path, pattern: str, count: int, training: subprocess.Popen[
 
 def test_the_exec_keeps_output_process_id_and_exit_status() -> None:
     code = (
-        "import os; from collbench.torchrun import execute; print(os.getpid());"
+        "import os; from collbench.api.training import execute; print(os.getpid());"
         "execute(['sh', '-c', 'echo $$ $A; exit 7'], {**os.environ, 'A': 'b'})"
     )
     buffered = environment_without("PYTHONUNBUFFERED")
