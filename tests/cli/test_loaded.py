@@ -27,7 +27,7 @@ sys.exit(status)
         pytest.param(["--help"], 11, {"numpy", "rich", "subprocess"}, id="help"),
         pytest.param(["topo", "--topology", str(LABELS)], 24, {"numpy", "rich", "importlib.metadata"}, id="topo"),
         pytest.param(["select", "2", "--topology", str(LABELS)], 33, {"scipy", "rich", "pynvml"}, id="select"),
-        pytest.param([*PAIRS], 78, {"scipy", "torch", "pynvml", "importlib.metadata"}, id="pairs"),
+        pytest.param([*PAIRS], 77, {"scipy", "torch", "pynvml", "importlib.metadata"}, id="pairs"),
     ],
 )
 def test_a_command_loads_few_modules(command: list[str], most: int, without: set[str], tmp_path: Path) -> None:

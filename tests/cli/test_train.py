@@ -195,13 +195,13 @@ def test_sigterm_in_the_probe_ends_the_probe_too(tmp_path: Path) -> None:
     code = """if True:
         import pathlib, sys
         from collbench.cli import main
-        from collbench.measurement.backends import torch_process
+        from collbench.measurement.backends import child_process
 
-        def wait_for_answers(*arguments, original=torch_process.readable):
+        def wait_for_answers(*arguments, original=child_process.readable):
             pathlib.Path("waiting").touch()
             return original(*arguments)
 
-        torch_process.readable, sys.executable = wait_for_answers, "./probe"
+        child_process.readable, sys.executable = wait_for_answers, "./probe"
         sys.exit(main())
     """
     args = [sys.executable, "-c", code, "train", "--auto-select", "1", "--backend", "host", "--fresh", "train.py"]

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from collbench.measurement.interference import shared_uplinks
 from collbench.measurement.plan import directed_links, unordered_pairs
+from collbench.measurement.sweep import shared_uplinks
 from tests.builders import paths
 
 Pair = tuple[int, int]

@@ -9,9 +9,8 @@ import pytest
 import collbench.measurement.sweep
 from collbench.judge.stats import summarize
 from collbench.measurement.backends.protocol import Step, Timing, time_step
-from collbench.measurement.interference import check_interference, distrusted
 from collbench.measurement.plan import Plan, StoppingRule, directed_links, unordered_pairs
-from collbench.measurement.sweep import Watcher, sweep, warm_up
+from collbench.measurement.sweep import Watcher, check_interference, distrusted, sweep, warm_up
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.operations import Operation, Work
 from collbench.model.run import InterferenceCheck, Path, Run, StopReason

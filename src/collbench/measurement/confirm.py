@@ -16,9 +16,8 @@ from collbench.judge.diagnose import Diagnosis, Kind, Severity, Verdict
 from collbench.judge.diagnose.readings import STAGED, Reading, read
 from collbench.judge.point_noise import note_noise
 from collbench.measurement.backends.protocol import Backend
-from collbench.measurement.interference import check_interference
 from collbench.measurement.plan import Plan, StoppingRule
-from collbench.measurement.sweep import Trials, Watcher
+from collbench.measurement.sweep import Trials, Watcher, check_interference
 from collbench.model.errors import BackendError, FailureKind
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Members, Run, device_sets, tags

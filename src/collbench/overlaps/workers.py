@@ -18,10 +18,10 @@ from collbench.api.measuring import OpenSession
 from collbench.machine import device_names, kernel, variables
 from collbench.machine.nvml import Nvml
 from collbench.measurement.backends import factory
+from collbench.measurement.backends.child_process import TorchWorkers, worker_environment
 from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.protocol import OpenDevices
 from collbench.measurement.backends.sim import SimBackend
-from collbench.measurement.backends.torch_process import TorchWorkers, worker_environment
 from collbench.measurement.plan import device_words, new_run
 from collbench.model.capabilities import SIM, capabilities
 from collbench.model.run import Device, Run, Settings

@@ -21,11 +21,11 @@ from collbench.machine.kernel import available_bytes, read
 from collbench.machine.launchers import LaunchEnvironment
 from collbench.machine.nccl import configured
 from collbench.machine.nvml import Nvml
+from collbench.measurement.backends.child_process import TorchWorkers
 from collbench.measurement.backends.factory import ObservedGpus, here
 from collbench.measurement.backends.host import TIMEOUT_S, check, expected_seconds, start_workers
 from collbench.measurement.backends.isolated import IsolatedBackend
 from collbench.measurement.backends.protocol import BackendFacts, Call, NcclWorld, Open, Step, Timing
-from collbench.measurement.backends.torch_process import TorchWorkers
 from collbench.model.errors import BackendError, CollbenchError, MachineError, UsageError
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.ranks.connection import Rank0Connection

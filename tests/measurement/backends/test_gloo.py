@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from collbench.measurement.backends import torch_process
+from collbench.measurement.backends import child_process
 from collbench.measurement.backends.host import DTYPES, GlooWorld
 from collbench.measurement.backends.protocol import Step
 from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError
@@ -142,7 +142,7 @@ def test_what_gloo_cannot_do_is_refused_before_a_process_starts(title: str, unsu
 
 
 def test_without_torch_the_user_reads_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_process, "find_spec", lambda name: None)
+    monkeypatch.setattr(child_process, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match="pip install torch"):
         GlooWorld(CORES).time(step(ALLREDUCE, ((0, 1),), 8))
 
@@ -229,6 +229,6 @@ def test_earlier_results_are_seen_in_the_last_batch(
 
 def test_the_users_gloo_interface_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert torch_process.worker_environment()["GLOO_SOCKET_IFNAME"] == "lo"
+    assert child_process.worker_environment()["GLOO_SOCKET_IFNAME"] == "lo"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert torch_process.worker_environment()["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert child_process.worker_environment()["GLOO_SOCKET_IFNAME"] == "eth7"

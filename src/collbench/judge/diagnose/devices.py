@@ -132,7 +132,7 @@ def _check_noise(facts: Facts, check: InterferenceCheck) -> float:
     if not alike:
         return check.delta
     # A reading's error is that of a median of at least three, as an interference check's two medians are
-    # (measurement/interference.py).
+    # (measurement/sweep.py).
     return facts.readings.z * math.sqrt(2) * max(reading.error for reading in alike)
 
 

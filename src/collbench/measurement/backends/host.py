@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from collbench.machine import kernel
 from collbench.machine.kernel import available_bytes
+from collbench.measurement.backends.child_process import TorchWorkers, worker_environment
 from collbench.measurement.backends.protocol import Backend, Step, Timing, slowest
-from collbench.measurement.backends.torch_process import TorchWorkers, worker_environment
 from collbench.model.capabilities import HOST
 from collbench.model.errors import BackendError, DataCorruption, UsageError, WrongData
 from collbench.model.operations import Operation, Variant

@@ -1,4 +1,4 @@
-"""A worker's side of torch_process.py: one rank joins the others and answers its parent until one of them is gone.
+"""The side of TorchWorkers' workers: one rank joins the others and answers its parent until one of them is gone.
 
 Started as `… -m MODULE FD RANK WORLD_SIZE BACKEND DEVICE FILE [HOST PORT PREFIX]`: FD is its end of the pipe, BACKEND
 cuda or host, DEVICE the GPU's number among those that CUDA shows, or the core. The ranks meet in the open FILE, or in
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from collbench.measurement.backends import child_process
-from collbench.measurement.backends.torch_process import Joined
+from collbench.measurement.backends.child_process import Joined
 from collbench.model.errors import DataCorruption, MachineError
 from collbench.model.operations import InPlace, Operation
 
