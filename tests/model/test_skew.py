@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from collbench.cli.timing import parse_skew
 from collbench.model.errors import UsageError
-from collbench.model.skew import Skew, SkewKind, across, blocks_of, busiest, imbalance, leaving, whole_size
+from collbench.model.operations import Skew, SkewKind, across, blocks_of, busiest, imbalance, leaving, whole_size
 
 
 @st.composite

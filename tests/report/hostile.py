@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collbench.model.operations import Operation, Variant
+from collbench.model.operations import Operation, Skew, SkewKind, Variant
 from collbench.model.run import DataPoint, Flag, FlagKind, Measurement, Path, Run, StopReason
-from collbench.model.skew import Skew, SkewKind
 from tests.builders import gpus, in_words, measured, run_of, throttled
 
 # A quote, a comma, a pipe, a line break, a spreadsheet's formula, HTML, Markdown, a backslash, an accent, edge blanks.

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from collbench.model.errors import UsageError
-from collbench.model.operations import Operation, Variant
+from collbench.model.operations import Operation, Variant, whole_blocks
 from collbench.model.run import DataPoint, Device, Machine, Measurement, Run, Sample, StopReason
-from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
 from collbench.report.nccl_tests import lines
 from tests.builders import gpus, in_words, left_out, measured, throttled

@@ -22,8 +22,18 @@ from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request, default_sizes
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
-from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
-from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
+from collbench.model.operations import (
+    BLOCK_UNIT,
+    COLLECTIVES,
+    LARGEST_EXPONENT,
+    Blocks,
+    Operation,
+    Registration,
+    Skew,
+    SkewKind,
+    Variant,
+    Work,
+)
 from collbench.model.units import (
     DTYPE_BYTES,
     REDOPS,

@@ -11,7 +11,16 @@ from collbench import __version__
 from collbench.measurement.backends.protocol import Backend, OpenDevices, Opened, Step
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
-from collbench.model.operations import Endpoints, InPlace, Operation, Registration, Variant, Work
+from collbench.model.operations import (
+    Endpoints,
+    InPlace,
+    Operation,
+    Registration,
+    Variant,
+    Work,
+    whole_blocks,
+    whole_size,
+)
 from collbench.model.run import (
     Asked,
     CommandKind,
@@ -25,7 +34,6 @@ from collbench.model.run import (
     SkipKind,
     Skipped,
 )
-from collbench.model.skew import whole_blocks, whole_size
 from collbench.model.units import format_approximate_size, format_size, whole_elements
 
 

@@ -14,8 +14,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from collbench.model.errors import Failure, FailureKind, WrongData
-from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
-from collbench.model.skew import Blocks, Skew, blocks_of
+from collbench.model.operations import COLLECTIVES, Blocks, Operation, Registration, Skew, Variant, Work, blocks_of
 from collbench.model.units import abridged, amount, counted, format_size
 from collbench.model.values import Amount, Count, Ordinal, Positive, Seed, Whole
 

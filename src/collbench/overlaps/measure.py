@@ -26,9 +26,8 @@ from collbench.model.errors import (
     WrongData,
     failure_of,
 )
-from collbench.model.operations import Operation, Work
+from collbench.model.operations import Operation, Work, whole_blocks
 from collbench.model.run import Run
-from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
 from collbench.overlaps.results import (
     DTYPE,

@@ -22,9 +22,8 @@ from collbench.judge.stats import summarize
 from collbench.judge.tails import PERCENTILES, Tails, tails
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Failure, RunFileError, UsageError
-from collbench.model.operations import Operation, Variant
+from collbench.model.operations import Operation, Variant, imbalance
 from collbench.model.run import DataPoint, Measurement, Run, Trial
-from collbench.model.skew import imbalance
 from collbench.model.units import columns as aligned
 from collbench.model.units import fixed, grouped
 from collbench.report import sentences

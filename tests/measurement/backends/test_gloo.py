@@ -19,8 +19,7 @@ from collbench.measurement.backends import child_process
 from collbench.measurement.backends.host import DTYPES, GlooWorld
 from collbench.measurement.backends.protocol import Step
 from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError
-from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
-from collbench.model.skew import Skew, SkewKind
+from collbench.model.operations import COLLECTIVES, Operation, Skew, SkewKind, Variant, Work
 from collbench.model.units import DTYPE_BYTES
 
 ALLREDUCE, BROADCAST = Operation.ALLREDUCE, Operation.BROADCAST

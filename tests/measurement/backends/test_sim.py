@@ -13,9 +13,8 @@ from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.plan import Request
 from collbench.model.errors import DataCorruption, MachineError
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Operation, Skew, SkewKind, Variant, Work
 from collbench.model.run import Run, StopReason
-from collbench.model.skew import Skew, SkewKind
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, Fault, FaultKind, Noise
 from tests.sim.made import QUIET, complete, faulty, request, simulate, tree

@@ -26,9 +26,8 @@ from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
 from collbench.model.capabilities import Capabilities, capabilities
 from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError, WrongData, failure_of
-from collbench.model.operations import Work
+from collbench.model.operations import Work, whole_blocks
 from collbench.model.run import Device, Run
-from collbench.model.skew import whole_blocks
 from collbench.model.units import amount
 from collbench.overlaps.workers import (
     OpenWorkers,

@@ -15,9 +15,8 @@ from typing import Any, TypeAlias
 
 from collbench.machine import variables
 from collbench.model.errors import Cause, CollbenchError, Failure, FailureKind, StepFailed
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Blocks, Operation, Variant, Work, blocks_of
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path, RankLaunches, Skipped
-from collbench.model.skew import Blocks, blocks_of
 
 # Longest wait of a backend for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in
 # 12 s. A parent process has a shorter timeout for the child that runs the backend.

@@ -18,9 +18,8 @@ from collbench.machine import theory
 from collbench.machine.health import wrong
 from collbench.measurement.backends.protocol import Backend, Step, Timing
 from collbench.model.errors import Cause, DataCorruption, Failure, FailureKind, StepFailed, WrongData
-from collbench.model.operations import Buffer, Operation, Variant, Work
+from collbench.model.operations import Buffer, Operation, Variant, Work, across
 from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, RankLaunches, Skipped
-from collbench.model.skew import across
 from collbench.sim import network
 from collbench.sim.collectives import Messages, truth_of
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
