@@ -12,7 +12,7 @@ import pytest
 from collbench.ablations import ablation as ablations
 from collbench.ablations import experiment
 from collbench.ablations.ablation import Ablation, Measure
-from collbench.ablations.child import Ended, Reader
+from collbench.ablations.child import Reader
 from collbench.ablations.experiment import Experiment, Reporter, environment_of
 from collbench.model.errors import BackendError, UsageError
 from tests.ablations.made import ablation
@@ -42,14 +42,14 @@ class Stage:
         log: Path,
         reader: Reader,
         watch: Callable[[bytes], None] = lambda _data: None,
-    ) -> Ended:
+    ) -> tuple[int, float]:
         """Stand in for child.run_child."""
         self.started.append((list(command), dict(environment)))
         status, text = self.script(environment, len(self.started))
         reader.feed(text.encode())
         watch(text.encode())
         reader.close()
-        return Ended(status, 10.0 * len(self.started))
+        return status, 10.0 * len(self.started)
 
     def perform(self, pattern: str | None = None, repeats: int = 2, **changes: object) -> Ablation:
         planned = ablation([1.0] * repeats, [1.0] * repeats)

@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from statistics import median
@@ -172,14 +171,6 @@ def last_lines(tail: Iterable[str]) -> list[str]:
 _AFTERMATH_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a child ended: its exit status (negative: the signal), and the seconds from its start to its end."""
-
-    status: int
-    wall_seconds: float
-
-
 class _Output:
     """Reads a child's output on a thread of its own, because the main one waits for the child and for signals."""
 
@@ -216,12 +207,12 @@ def run_child(
     log: Path,
     reader: Reader,
     watch: Callable[[bytes], None] = lambda _data: None,
-) -> Ended:
-    """Run a command to its end, its stdout and stderr going to the log, the reader, and `watch`.
+) -> tuple[int, float]:
+    """Run a command to its end; return its exit status (negative: the signal) and its seconds from start to end.
 
-    KeyboardInterrupt (Ctrl-C, SIGTERM) ends the child first, which has a process group of its own: torchrun must get
-    one signal, because a second one would interrupt it while it ends its workers. It gets SIGTERM, too, when this
-    process is killed. Raises BackendError.
+    Its stdout and stderr go to the log, the reader, and `watch`. KeyboardInterrupt (Ctrl-C, SIGTERM) ends the child
+    first, which has a process group of its own: torchrun must get one signal, because a second one would interrupt it
+    while it ends its workers. It gets SIGTERM, too, when this process is killed. Raises BackendError.
     """
     try:
         with log.open("wb", buffering=0) as file:
@@ -236,7 +227,7 @@ def _run(
     log: IO[bytes],
     reader: Reader,
     watch: Callable[[bytes], None],
-) -> Ended:
+) -> tuple[int, float]:
     begun = time.monotonic()
     child = subprocess.Popen(
         ended_with_us.with_us(command),
@@ -258,7 +249,7 @@ def _run(
         output.end()
     if output.failure is not None:
         raise output.failure
-    return Ended(status, seconds)
+    return status, seconds
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -101,11 +101,11 @@ class Experiment:
             arguments = ["allreduce", *self._devices(arm), "--sizes", sizes, "--quick", "--output", str(saved)]
             arguments += ["--nccl", self.nccl] if self.nccl else []
             reader = Reader()
-            ended = run_child(collbench(*arguments), self._environment(arm), saved.with_suffix(".log"), reader)
-            if ended.status != 0:
+            status, _ = run_child(collbench(*arguments), self._environment(arm), saved.with_suffix(".log"), reader)
+            if status != 0:
                 self.reporter.show(last_lines(reader.tail))
                 raise BackendError(
-                    f"cannot measure the all-reduce {arm.name} ({_status(ended.status)}, see above): nothing was "
+                    f"cannot measure the all-reduce {arm.name} ({_status(status)}, see above): nothing was "
                     "trained; --no-allreduce goes on without it"
                 )
             arm.allreduce = _allreduce(saved)
@@ -153,14 +153,14 @@ class Experiment:
         torchrun_folder = log.with_suffix(".torchrun")
         command = self._with_folder(collbench(*self.train_arguments(arm)), torchrun_folder)
         try:
-            ended = run_child(command, self._environment(arm), log, reader, watch)
+            status, wall_seconds = run_child(command, self._environment(arm), log, reader, watch)
         finally:
             shutil.rmtree(torchrun_folder, ignore_errors=True)
         run = TrainingRun(
             repeat,
             order,
-            ended.status,
-            ended.wall_seconds,
+            status,
+            wall_seconds,
             tuple(map(float, reader.steps)),
             None if reader.train_runtime is None else float(reader.train_runtime),
             tuple(map(float, reader.gpu)),
@@ -173,11 +173,10 @@ class Experiment:
         arm.runs.append(run)
         before, self.ablation.measure = self.ablation.measure, measure_of(self.ablation.made, self.ablation.skip)
         self._file.write(dumps(self.ablation))
-        if ended.status != 0:
+        if status != 0:
             self.reporter.show(last_lines(reader.tail))
             raise BackendError(
-                f"{run_title}: the script failed ({_status(ended.status)}, see above); "
-                f"its output is {log}{self._saved()}"
+                f"{run_title}: the script failed ({_status(status)}, see above); its output is {log}{self._saved()}"
             )
         self._check_steps(run, run_title, log)
         if self.ablation.measure is not before or not order:

@@ -102,14 +102,6 @@ _FIELD_REPLAY, _FIELD_RECOVERY, _FIELD_CRC = 161, 162, 163
 _HIDDEN_REMOTE = "FFFFFFFF:FF:FF.0"
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """Active NVLinks of one GPU: how many end at each neighbor's PCI bus id, and how many at a switch."""
-
-    neighbours: Mapping[str, int]
-    switch: int
-
-
 def active_links(gpu: Query) -> tuple[int, ...]:
     """Return the numbers of the links that are up; empty for a GPU without NVLink."""
     count = gpu.field(_FIELD_LINK_COUNT)
@@ -117,8 +109,8 @@ def active_links(gpu: Query) -> tuple[int, ...]:
     return tuple(link for link in links if gpu.ask("nvmlDeviceGetNvLinkState", link) == 1)
 
 
-def ends(gpu: Query, links: Sequence[int]) -> Ends:
-    """Return where the given active links of one GPU end."""
+def ends(gpu: Query, links: Sequence[int]) -> tuple[Mapping[str, int], int]:
+    """Return how many of one GPU's given active links end at each neighbor's PCI bus id, and how many at a switch."""
     neighbours: Counter[str] = Counter()
     switch = 0
     for link in links:
@@ -128,16 +120,7 @@ def ends(gpu: Query, links: Sequence[int]) -> Ends:
             switch += 1
         elif kind in (_DEVICE_GPU, None) and remote:
             neighbours[remote] += 1
-    return Ends(neighbours, switch)
-
-
-def joining(first: Ends, first_id: str, second: Ends, second_id: str) -> tuple[int, bool]:
-    """Return the links between two GPUs and whether they pass a switch; both sides must be up to count."""
-    direct = min(first.neighbours.get(second_id, 0), second.neighbours.get(first_id, 0))
-    if direct:
-        return direct, False
-    switched = min(first.switch, second.switch)
-    return switched, switched > 0
+    return neighbours, switch
 
 
 def line_rate(gpu: Query, links: Sequence[int]) -> int | None:
@@ -187,7 +170,8 @@ class Side:
 
     gpu: Query
     pci_bus_id: str
-    ends: Ends
+    neighbours: Mapping[str, int]  # its active NVLinks by the PCI bus id at which they end
+    switched: int  # those that end at a switch
     line_mbps: int | None
     capability: tuple[int, int] | None
     slot: theory.Theory | None
@@ -196,21 +180,32 @@ class Side:
 def side(gpu: Query, device: Device) -> Side:
     """Return one GPU's end of its paths. The slot's *maximum* counts: an idle GPU lowers its generation."""
     links = active_links(gpu)
+    neighbours, switched = ends(gpu, links)
     generation = gpu.integer("nvmlDeviceGetMaxPcieLinkGeneration")
     width = gpu.integer("nvmlDeviceGetMaxPcieLinkWidth")
     return Side(
         gpu=gpu,
         pci_bus_id=device.pci_bus_id,
-        ends=ends(gpu, links),
+        neighbours=neighbours,
+        switched=switched,
         line_mbps=line_rate(gpu, links),
         capability=gpu.ask("nvmlDeviceGetCudaComputeCapability"),
         slot=theory.pcie(generation, width),
     )
 
 
+def joining(first: Side, second: Side) -> tuple[int, bool]:
+    """Return the links between two GPUs and whether they pass a switch; both sides must be up to count."""
+    direct = min(first.neighbours.get(second.pci_bus_id, 0), second.neighbours.get(first.pci_bus_id, 0))
+    if direct:
+        return direct, False
+    switched = min(first.switched, second.switched)
+    return switched, switched > 0
+
+
 def between(positions: tuple[int, int], first: Side, second: Side) -> Path:
     """Return the path between two GPUs; `theory_gbs` is the slower end's one-way limit in GB/s."""
-    links, through_switch = joining(first.ends, first.pci_bus_id, second.ends, second.pci_bus_id)
+    links, through_switch = joining(first, second)
     level = first.gpu.integer("nvmlDeviceGetTopologyCommonAncestor", second.gpu.handle)
     ancestor = None if level is None else _ANCESTORS.get(level)
     if links:
