@@ -14,9 +14,9 @@ from jsonschema import Draft202012Validator
 
 import collbench
 from collbench import _native
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Buffer, Operation
+from collbench.model.run import capabilities
 
 SOURCE = pathlib.Path(collbench.__file__).parent
 CSRC = pathlib.Path(__file__).parents[2] / "csrc"

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import Failure, RunFileError
 from collbench.model.operations import Operation, Registration
-from collbench.model.run import CommandKind, DataPoint, Device, Run, Sample
+from collbench.model.run import BACKENDS, CommandKind, DataPoint, Device, Run, Sample
 from collbench.runfile import run_file
 from tests.builders import pair_run, shared
 

@@ -33,9 +33,8 @@ from collbench.cli.train import ScriptCommand, train, train_request
 from collbench.machine import device_names
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, UsageError
-from collbench.model.run import Device
+from collbench.model.run import Device, capabilities
 from collbench.model.units import amount, fixed, parse_budget, parse_precision
 from collbench.model.values import one_line
 from collbench.runfile import atomic_write, run_file

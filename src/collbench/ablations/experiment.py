@@ -29,8 +29,8 @@ from collbench.ablations.ablation import (
 )
 from collbench.ablations.child import Reader, last_lines, run_child, usual_rounding
 from collbench.judge.stats import summarize
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
+from collbench.model.run import capabilities
 from collbench.model.units import amount
 from collbench.runfile import atomic_write, run_file
 

@@ -18,7 +18,7 @@ from collbench.ablations.ablation import (
     format_seconds,
     precise,
 )
-from collbench.model.capabilities import capabilities
+from collbench.model.run import capabilities
 from collbench.model.units import DELTA, TELLING_BYTES, counted, figure, fixed, format_size, span
 from collbench.report.frame import settings
 from collbench.report.layout import Lines, Part, Table, prose, table

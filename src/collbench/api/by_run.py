@@ -27,7 +27,6 @@ from collbench.machine import kernel
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
 from collbench.measurement.plan import Request
-from collbench.model.capabilities import capabilities, is_simulated
 from collbench.model.errors import (
     CollbenchError,
     DataCorruption,
@@ -39,7 +38,18 @@ from collbench.model.errors import (
     UsageError,
 )
 from collbench.model.operations import Operation, Variant, Work, format_version
-from collbench.model.run import CommandKind, Device, FlagKind, Health, Run, Sample, Settings, device_sets
+from collbench.model.run import (
+    CommandKind,
+    Device,
+    FlagKind,
+    Health,
+    Run,
+    Sample,
+    Settings,
+    capabilities,
+    device_sets,
+    is_simulated,
+)
 from collbench.model.units import format_size, parse_sizes, verb
 from collbench.report.views import PeerAccess
 from collbench.runfile import run_file

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from collbench.machine.launchers import find_launch
-from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError, did_you_mean
+from collbench.model.run import Run, is_simulated
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -88,8 +88,6 @@ def fields_of(kind: type[DataclassInstance], values: Mapping[str, Any]) -> dict[
 
 def check_run(value: object, what: str, call: str = "") -> None:
     """Raise UsageError if `value` is not a run, most often a file name. `call` is the function's name if not `what`."""
-    from collbench.model.run import Run  # late, as what other checks need: the command line checks numbers and words
-
     if not isinstance(value, Run):
         advice = "collbench.load returns one"
         if isinstance(value, str | os.PathLike):

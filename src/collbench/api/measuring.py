@@ -17,9 +17,8 @@ from collbench.judge.outcome import corruptions, outcome, timed_points
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import OpenDevices, Opened
 from collbench.measurement.plan import Request, check_registrations, empty_run, make_plan, read_ports_after
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, FailureKind, RunFileError
-from collbench.model.run import CommandKind, Run, device_sets
+from collbench.model.run import CommandKind, Run, capabilities, device_sets
 from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 

@@ -24,9 +24,8 @@ from collbench.machine import device_names
 from collbench.machine.launchers import SlurmStep, find_launch, find_step
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, NotTrusted, UsageError
-from collbench.model.run import Device, device_sets
+from collbench.model.run import Device, capabilities, device_sets
 
 # Torchrun's options: where the script begins depends on which of them take a value. The table is kept by hand because
 # asking its parser means importing torch (2-4 s); a test compares it with that parser.

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
-from collbench.model.run import Device, Members, device_sets
+from collbench.model.run import Device, Members, capabilities, device_sets
 from collbench.model.units import amount, figure, fixed, span, verb
 from collbench.model.values import one_line
 

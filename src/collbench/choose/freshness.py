@@ -10,9 +10,8 @@ from typing import Any
 
 from collbench.choose.choice import Unfit
 from collbench.choose.fitness import left_out
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration
-from collbench.model.run import Device, Run, Sample, registrations
+from collbench.model.run import Device, Run, Sample, capabilities, registrations
 from collbench.model.units import AGES, TELLING_BYTES, fixed
 
 

@@ -47,10 +47,9 @@ from collbench.judge.tiers import (
     tolerance,
     verdict_of,
 )
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Measurement, Members, Run, ordinary
+from collbench.model.run import Measurement, Members, Run, capabilities, ordinary
 from collbench.model.units import SMALL_BYTES, TELLING_BYTES, every, fixed, verb
 
 # Which k devices to use: predicted, then tie-broken.

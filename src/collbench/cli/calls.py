@@ -18,9 +18,9 @@ from collbench.cli.measuring import MeasuringCommand
 from collbench.cli.program import cli
 from collbench.cli.select import select_request
 from collbench.machine import device_names
-from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES
+from collbench.model.run import BACKENDS, CUDA
 from collbench.runfile import run_file
 
 if TYPE_CHECKING:

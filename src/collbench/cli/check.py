@@ -32,10 +32,9 @@ from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, is_json, json_option, leaving, say, show_answer
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, ExitStatus, MachineError, UsageError
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Run, device_sets
+from collbench.model.run import Run, capabilities, device_sets
 from collbench.model.units import amount, verb
 from collbench.runfile import run_file as runfile_run_file
 from collbench.runfile.codec import document

@@ -14,9 +14,9 @@ from click.core import ParameterSource
 from collbench import annexes
 from collbench.api.keywords import MAX_COUNT, named, new_seed
 from collbench.cli.terminal import NOTICES, json_option, verbose_option
-from collbench.model.capabilities import BACKENDS, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
+from collbench.model.run import BACKENDS, capabilities
 from collbench.model.units import DTYPE_BYTES, REDOPS, parse_dtype, parse_duration, parse_sizes
 
 Value = TypeVar("Value")

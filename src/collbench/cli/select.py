@@ -27,8 +27,8 @@ from collbench.cli.terminal import (
     verbose_option,
 )
 from collbench.machine.device_names import ACTING, LIST, device_line
-from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
+from collbench.model.run import BACKENDS
 from collbench.model.units import parse_size
 
 _TEXT, _JSON = "text", "json"

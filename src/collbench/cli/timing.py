@@ -20,7 +20,6 @@ from collbench.cli.options import option
 from collbench.machine.launchers import find_launch
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request, default_sizes
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import (
     BLOCK_UNIT,
@@ -34,6 +33,7 @@ from collbench.model.operations import (
     Variant,
     Work,
 )
+from collbench.model.run import capabilities
 from collbench.model.units import (
     DTYPE_BYTES,
     REDOPS,

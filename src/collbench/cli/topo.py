@@ -11,9 +11,8 @@ from collbench.api import SILENT, Notices, keywords
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, echo_sentence, is_json, json_option, prose_width
-from collbench.model.capabilities import BACKENDS, CUDA, SIM, is_simulated
 from collbench.model.errors import MachineError, UsageError
-from collbench.model.run import Device
+from collbench.model.run import BACKENDS, CUDA, SIM, Device, is_simulated
 from collbench.model.run import Path as LinkPath
 from collbench.model.units import NARROW, counted
 from collbench.report.topology import explain_pair, render_topology

@@ -17,8 +17,8 @@ from collbench.api.training import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Scrip
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES, echo, say
-from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError, near
+from collbench.model.run import is_simulated
 
 # Like argparse, and therefore torchrun, we take "-1" for a value and "-x" for an option.
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")

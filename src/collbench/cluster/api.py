@@ -24,7 +24,6 @@ from collbench.judge.outcome import outcome
 from collbench.machine.launchers import LaunchEnvironment, find_launch
 from collbench.measurement.backends.protocol import Opened
 from collbench.measurement.plan import Request, begun_run, read_ports_after, settings_of
-from collbench.model.capabilities import SIM, is_simulated
 from collbench.model.errors import (
     CollbenchError,
     DataCorruption,
@@ -35,7 +34,7 @@ from collbench.model.errors import (
     UsageError,
 )
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Run
+from collbench.model.run import SIM, Run, is_simulated
 from collbench.model.units import format_size, parse_budget, parse_size
 from collbench.ranks.nonzero import serve_rank_0
 from collbench.runfile import run_file

@@ -17,9 +17,8 @@ from collbench.cluster.nodes import (
     Uplink,
 )
 from collbench.cluster.switches import format_node_list
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus, RunFileError
-from collbench.model.run import Run
+from collbench.model.run import Run, capabilities
 from collbench.model.units import DELTA, amount, fixed, verb
 from collbench.report import sentences
 from collbench.report.frame import ALARM, not_judged

@@ -19,9 +19,8 @@ from collbench.api.runs import format_of
 from collbench.jobs import job_file, recording
 from collbench.jobs.job import JOB, Ending, Job, check_sent_again
 from collbench.machine import device_names
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError
-from collbench.model.run import Run
+from collbench.model.run import Run, capabilities
 from collbench.model.units import amount, counted, verb
 from collbench.model.values import one_line
 from collbench.runfile import atomic_write

@@ -21,8 +21,8 @@ from collbench.cli.terminal import NOTICES, echo, is_json, json_option, leaving,
 from collbench.jobs import job_file
 from collbench.jobs.job import JOB, Job
 from collbench.jobs.predict.network import BYTES, MAX_LAYERS, STRATEGIES, Step, parse_parameters
-from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import ExitStatus, RunFileError, UsageError
+from collbench.model.run import BACKENDS
 from collbench.model.units import amount
 from collbench.model.values import one_line
 from collbench.runfile import run_file

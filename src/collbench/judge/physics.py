@@ -14,9 +14,8 @@ from collbench.judge.stats import rate_gbs, trial_seconds
 from collbench.machine import theory
 from collbench.machine.labels import chained, is_nvlink, nvlinks
 from collbench.machine.theory import HIDDEN
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, across, leaving
-from collbench.model.run import DataPoint, Device, Mark, MarkKind, Measurement, Path, Run, Sample
+from collbench.model.run import DataPoint, Device, Mark, MarkKind, Measurement, Path, Run, Sample, capabilities
 
 # Whether NCCL used NVLink SHARP (NVLS) in a run: it decides what an all-reduce can reach.
 

@@ -21,10 +21,9 @@ from collbench.judge.stats import MIN_TRIALS, Variance, reach, summarize
 from collbench.judge.tiers import Estimate, pair_labels, sets_of
 from collbench.machine import theory
 from collbench.machine.labels import nvlink_count
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Registration, Variant, Work
-from collbench.model.run import Layout, Measurement, Run, ordinary, registrations
+from collbench.model.run import Layout, Measurement, Run, capabilities, ordinary, registrations
 from collbench.model.units import grouped
 from collbench.runfile.codec import build
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from collbench.judge.stats import median_interval, summarize, trial_seconds
 from collbench.judge.tiers import tolerance
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration, Variant
-from collbench.model.run import Measurement, Run
+from collbench.model.run import Measurement, Run, capabilities
 from collbench.model.units import grouped
 from collbench.model.values import Positive, Several
 from collbench.runfile.codec import build

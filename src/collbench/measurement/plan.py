@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 
 from collbench import __version__
 from collbench.measurement.backends.protocol import Backend, OpenDevices, Opened, Step
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import (
     Endpoints,
@@ -33,6 +32,7 @@ from collbench.model.run import (
     Settings,
     SkipKind,
     Skipped,
+    capabilities,
 )
 from collbench.model.units import format_approximate_size, format_size, whole_elements
 

@@ -15,9 +15,9 @@ from collbench.cli import options
 from collbench.cli.measuring import measure_with_workers, new_file
 from collbench.cli.options import option
 from collbench.cli.terminal import NOTICES
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
+from collbench.model.run import capabilities
 from collbench.overlaps.results import OPERATIONS, Compute, ComputeKind, Priority, parse_compute
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.protocol import OpenDevices
 from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.plan import device_words, new_run
-from collbench.model.capabilities import SIM, capabilities
-from collbench.model.run import Device, Run, Settings
+from collbench.model.run import SIM, Device, Run, Settings, capabilities
 from collbench.sim.fabrics import Fabric
 
 Workers_co = TypeVar("Workers_co", covariant=True)

@@ -19,9 +19,8 @@ from collbench.machine.nvidia_smi import parse_p2p
 from collbench.machine.variables import refuse
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import Backend, Open
-from collbench.model.capabilities import SIM, capabilities
 from collbench.model.errors import CollbenchError, UsageError
-from collbench.model.run import Device, Health, PeerStatus, Run
+from collbench.model.run import SIM, Device, Health, PeerStatus, Run, capabilities
 from collbench.p2p.causes import causes, hidden
 from collbench.p2p.links import cross_links, crossings_of
 from collbench.p2p.page import told

@@ -30,10 +30,9 @@ from collbench.machine.kernel import (
 from collbench.machine.nccl import configured, find_nccl, wheel_library
 from collbench.machine.nvml import Nvml, Query
 from collbench.machine.variables import recorded
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, NoDriver
 from collbench.model.operations import format_version
-from collbench.model.run import Device
+from collbench.model.run import Device, capabilities
 from collbench.preflight.findings import Driver, GpuState, Host, MachineFacts, Slot, Software, Space
 
 # The PCIe path up from a GPU: its IOMMU group, and which bridges send peer traffic to the CPU (ACS).

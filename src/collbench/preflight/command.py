@@ -15,7 +15,7 @@ from collbench.api import keywords
 from collbench.cli import options
 from collbench.cli.options import option
 from collbench.cli.terminal import json_option, leaving, show_answer
-from collbench.model.capabilities import BACKENDS, CUDA
+from collbench.model.run import BACKENDS, CUDA
 from collbench.model.values import one_line
 from collbench.preflight.findings import Finding, Level, status
 from collbench.report.layout import Page, Prose, prose

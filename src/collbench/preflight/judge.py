@@ -11,8 +11,7 @@ from collbench.machine.device_names import NAME, ORDER, read
 from collbench.machine.health import HOT_C, holds_back
 from collbench.machine.kernel import format_cpus, parse_cpus
 from collbench.machine.variables import OF_CUDA, OF_TORCH, falsified, meant, reader, switched_on
-from collbench.model.capabilities import capabilities
-from collbench.model.run import NetworkPort, Path, PeerStatus
+from collbench.model.run import NetworkPort, Path, PeerStatus, capabilities
 from collbench.model.units import abridged, amount, counted, fixed, format_approximate_size, verb
 from collbench.preflight.findings import (
     Driver,

@@ -21,9 +21,8 @@ from collbench.machine.launchers import LaunchEnvironment
 from collbench.measurement.backends import child_process
 from collbench.measurement.backends.protocol import BackendFacts, Call, Opened
 from collbench.measurement.plan import Request, check_registrations
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
-from collbench.model.run import Device, Machine, Path
+from collbench.model.run import Device, Machine, Path, capabilities
 from collbench.ranks import connection
 from collbench.ranks.connection import KEY_BYTES, Listener, connect, is_loopback
 from collbench.ranks.coordinator import SILENCE_S, Coordinator, RankLost, Ranks

@@ -28,9 +28,8 @@ from collbench.judge.registration import (
 from collbench.judge.stats import summarize
 from collbench.judge.tails import PERCENTILES, RankTails, Tails, fewest_launches, tails
 from collbench.judge.tiers import rank_pairs
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration, Variant, imbalance
-from collbench.model.run import DataPoint, Measurement, Run, ordinary, registrations, tags
+from collbench.model.run import DataPoint, Measurement, Run, capabilities, ordinary, registrations, tags
 from collbench.model.units import DTYPE_BYTES, counted, format_size, grouped, micro, span
 from collbench.report import sentences
 from collbench.report.frame import ending, header, sim

@@ -12,9 +12,8 @@ from rich.text import Text
 from collbench.judge.diagnose import Diagnosis
 from collbench.judge.stats import half_width, summarize
 from collbench.judge.summary import host_shares
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Measurement, Run
+from collbench.model.run import Measurement, Run, capabilities
 from collbench.model.units import every, figure, format_size
 from collbench.report.frame import ending, header, sim
 from collbench.report.layout import Lines, Page, Part, both, prose, short, table, whole

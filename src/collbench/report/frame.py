@@ -17,7 +17,6 @@ from collbench.judge.physics import NVLS_VARIABLE, Nvls
 from collbench.machine import variables
 from collbench.machine.health import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.machine.labels import is_pcie
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Registration, Variant, Work
 from collbench.model.run import (
     CommandKind,
@@ -28,6 +27,7 @@ from collbench.model.run import (
     SkipKind,
     StopReason,
     at_the_ends,
+    capabilities,
     device_sets,
     new_errors,
     tags,

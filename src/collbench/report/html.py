@@ -28,9 +28,8 @@ from collbench.judge.physics import Check, Impossible, by_point
 from collbench.judge.stats import summarize, time_interval
 from collbench.judge.summary import RankedWork, rank_summary
 from collbench.judge.tiers import Ranking, kind_of, labels_of, rank_links, verdict_of, work_order
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Endpoints, Operation, Variant, Work
-from collbench.model.run import DataPoint, Measurement, Members, Run, StopReason, tags
+from collbench.model.run import DataPoint, Measurement, Members, Run, StopReason, capabilities, tags
 from collbench.model.units import NAME_WIDE, counted, format_size
 from collbench.report import collectives, frame, matrix, sentences, verdicts
 from collbench.report.comparison import body, matched

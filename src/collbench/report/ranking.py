@@ -25,9 +25,8 @@ from collbench.judge.tiers import (
     wrong_sets,
 )
 from collbench.model import units
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Run, ordinary, registrations, tags
+from collbench.model.run import Run, capabilities, ordinary, registrations, tags
 from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
 from collbench.report import sentences
 from collbench.report.frame import alarm, ending, failures, header, headline, not_judged, origin, sim, troubled

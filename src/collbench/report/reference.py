@@ -23,9 +23,8 @@ from collbench.judge.references import (
     sizes_of,
 )
 from collbench.judge.tiers import kind_of
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import device_sets, tags
+from collbench.model.run import capabilities, device_sets, tags
 from collbench.model.units import amount, counted, figure, format_size, grouped, size_span, verb
 from collbench.report.frame import alarm, header, not_judged, origin, sim
 from collbench.report.layout import Lines, Page, Part, both, prose, short, table, whole

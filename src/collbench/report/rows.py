@@ -20,10 +20,9 @@ from collbench.judge.outcome import without_idle
 from collbench.judge.physics import Check, nvls
 from collbench.judge.stats import summarize
 from collbench.judge.tails import PERCENTILES, Tails, tails
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import Failure, RunFileError, UsageError
 from collbench.model.operations import Operation, Variant, imbalance
-from collbench.model.run import DataPoint, Measurement, Run, Trial
+from collbench.model.run import DataPoint, Measurement, Run, Trial, capabilities
 from collbench.model.units import columns as aligned
 from collbench.model.units import fixed, grouped
 from collbench.report import sentences

@@ -12,9 +12,8 @@ from collbench.judge.diagnose import Diagnosis, Kind, NotDone, Severity, Verdict
 from collbench.judge.diagnose.readings import Reading
 from collbench.judge.outcome import outcome
 from collbench.machine.labels import rank_key
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
-from collbench.model.run import CommandKind, Run, device_sets, tags
+from collbench.model.run import CommandKind, Run, capabilities, device_sets, tags
 from collbench.model.units import abridged, amount, figure, fixed, format_size, grouped, sentence, span, verb
 from collbench.report import sentences
 from collbench.report.frame import ALARM, alarm, header, headline, origin, sim, unhealthy_lines

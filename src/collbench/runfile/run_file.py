@@ -18,10 +18,20 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from collbench import annexes, untrusted
-from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import ExitStatus, Failure, RunFileError, UsageError
 from collbench.model.operations import Endpoints, Registration
-from collbench.model.run import CommandKind, DataPoint, Latency, Measurement, Result, Run, Settings, StopReason, Trial
+from collbench.model.run import (
+    BACKENDS,
+    CommandKind,
+    DataPoint,
+    Latency,
+    Measurement,
+    Result,
+    Run,
+    Settings,
+    StopReason,
+    Trial,
+)
 from collbench.model.units import DTYPE_BYTES, REDOPS, abridged, amount
 from collbench.runfile import atomic_write
 from collbench.runfile.codec import FileFormat, attributes, build, plain

@@ -11,10 +11,9 @@ import numpy as np
 
 from collbench.choose.fitness import left_out
 from collbench.judge.stats import summarize
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Members, Run, ordinary, tags
+from collbench.model.run import Members, Run, capabilities, ordinary, tags
 from collbench.model.units import amount, format_message_size, format_size, size_span
 
 # What training sends, and the operations whose curve replaces one that was not measured, best first: they take equally

@@ -24,10 +24,9 @@ from collbench.jobs.replay.results import NAME, Replay, ReplayTrial
 from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, operation_of, schedule_of
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
-from collbench.model.capabilities import Capabilities, capabilities
 from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError, WrongData, failure_of
 from collbench.model.operations import Work, whole_blocks
-from collbench.model.run import Device, Run
+from collbench.model.run import Capabilities, Device, Run, capabilities
 from collbench.model.units import amount
 from collbench.overlaps.workers import (
     OpenWorkers,

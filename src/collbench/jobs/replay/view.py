@@ -10,9 +10,8 @@ from rich.text import Text
 from collbench.ablations.ablation import Ratio
 from collbench.ablations.page import effect
 from collbench.jobs.replay.results import Replay, ReplayedCall, ReplayTrial, replays_of
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
-from collbench.model.run import Run, tags
+from collbench.model.run import Run, capabilities, tags
 from collbench.model.units import amount, fixed, format_message_size, sentence
 from collbench.overlaps.view import TrialFigure, half_interval, median_figure, milliseconds, times, with_interval
 from collbench.report import sentences

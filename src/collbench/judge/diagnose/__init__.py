@@ -27,10 +27,9 @@ from collbench.judge.diagnose.verdict import Kind, Link, Severity, Verdict, expl
 from collbench.judge.outcome import UNANSWERED, Absence, AbsenceKind, Absences, outcome
 from collbench.judge.stats import MIN_TRIALS
 from collbench.machine.labels import is_nvlink
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Pair, Run, ordinary, tags
+from collbench.model.run import Pair, Run, capabilities, ordinary, tags
 from collbench.model.units import abridged, figure, format_size, grouped
 
 if TYPE_CHECKING:

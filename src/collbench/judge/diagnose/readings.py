@@ -25,9 +25,8 @@ from collbench.judge.stats import (
 from collbench.judge.tiers import TRIALS_WITH_AN_OUTLIER, pair_labels
 from collbench.machine.labels import UNKNOWN, is_nvlink
 from collbench.machine.theory import slot
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import DataPoint, Measurement, Path, Run
+from collbench.model.run import DataPoint, Measurement, Path, Run, capabilities
 from collbench.model.units import TELLING_BYTES, grouped
 
 # The chance that any bound of a run's readings lies on the wrong side of its true rate, all together. Thresholds lie

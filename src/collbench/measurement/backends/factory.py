@@ -16,9 +16,8 @@ from collbench.machine import device_names
 from collbench.machine.device_names import NAME, ORDER, visible
 from collbench.machine.health import HealthWatch, Occupants
 from collbench.measurement.backends.protocol import Open, Opened
-from collbench.model.capabilities import CUDA, HOST, SIM, capabilities, is_simulated
 from collbench.model.errors import MachineError
-from collbench.model.run import Device, Health, Machine, Path
+from collbench.model.run import CUDA, HOST, SIM, Device, Health, Machine, Path, capabilities, is_simulated
 
 if TYPE_CHECKING:
     from collbench.machine.nvml import Nvml

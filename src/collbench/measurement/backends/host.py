@@ -12,10 +12,9 @@ from collbench.machine import kernel
 from collbench.machine.kernel import available_bytes
 from collbench.measurement.backends.child_process import TorchWorkers, worker_environment
 from collbench.measurement.backends.protocol import Backend, Step, Timing, slowest
-from collbench.model.capabilities import HOST
 from collbench.model.errors import BackendError, DataCorruption, UsageError, WrongData
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Device
+from collbench.model.run import HOST, Device
 from collbench.model.units import DTYPE_BYTES, format_approximate_size
 
 if TYPE_CHECKING:
