@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from collbench.jobs.job import Library, Source, Unknown
+from collbench.jobs.traces.content import Trace
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse, read
-from collbench.jobs.traces.trace import Trace
 from tests.jobs.traces import noted, observed
 
 # Some nodes of torch 2.11's trace of two gloo ranks (2026-11-23).

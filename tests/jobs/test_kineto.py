@@ -18,9 +18,9 @@ from collbench.jobs.calls import matched, report
 from collbench.jobs.exposed import Timeline, pieces
 from collbench.jobs.job import GpuTime, Job, StepSource, Unknown, check_sent_again
 from collbench.jobs.page import answers, as_json, exposed_text, headline, remarks
+from collbench.jobs.traces.content import Trace
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse
-from collbench.jobs.traces.trace import Trace
 from collbench.model.errors import UsageError
 from tests.cli.program import Program
 from tests.jobs.made import covered

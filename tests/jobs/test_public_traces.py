@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from collbench.jobs.job import Library, Unknown
+from collbench.jobs.traces.content import Trace
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import read
-from collbench.jobs.traces.trace import Trace
 from collbench.model.errors import UsageError
 
 DATA = Path(__file__).parents[1] / "data" / "traces" / "public"

@@ -22,10 +22,9 @@ from hypothesis import strategies as st
 from collbench.jobs import job_file
 from collbench.jobs.calls import matched
 from collbench.jobs.job import Job, JobRank, Source, Unknown
-from collbench.jobs.traces.content import Unreadable
+from collbench.jobs.traces.content import Trace, Unreadable
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse, read
-from collbench.jobs.traces.trace import Trace
 from collbench.model.errors import CollbenchError, RunFileError, UsageError
 from collbench.untrusted import Refused
 from tests.jobs.traces import noted, observed

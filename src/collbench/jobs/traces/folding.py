@@ -15,7 +15,7 @@ from collbench.jobs import steps
 from collbench.jobs.calls import transfers
 from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Library, Phase, Sample, Source, not_said
 from collbench.jobs.repeats import Folded, Times
-from collbench.jobs.traces.trace import Trace, TracedCall
+from collbench.jobs.traces.content import Trace, TracedCall
 from collbench.model.errors import UsageError
 from collbench.model.values import one_line
 

@@ -11,10 +11,9 @@ from typing import IO, Any, TypeAlias
 from collbench import untrusted
 from collbench.jobs.job import JOB
 from collbench.jobs.traces import content
-from collbench.jobs.traces.content import Unreadable
+from collbench.jobs.traces.content import Trace, Unreadable
 from collbench.jobs.traces.kineto import KinetoReader
 from collbench.jobs.traces.torch_traces import ExecutionTraceReader, FlightRecorderReader
-from collbench.jobs.traces.trace import Trace
 from collbench.model.errors import RunFileError
 from collbench.model.values import one_line
 

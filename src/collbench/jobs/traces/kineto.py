@@ -20,8 +20,8 @@ import numpy as np
 from collbench.jobs.exposed import Intervals, Timeline, pieces
 from collbench.jobs.job import Library, Source
 from collbench.jobs.traces import content
+from collbench.jobs.traces.content import Trace, TracedCall
 from collbench.jobs.traces.torch_traces import CALL_ROW, called, tensor_type
-from collbench.jobs.traces.trace import Trace, TracedCall
 
 _COMPUTE, _NCCL, _COPY = range(3)  # as Timeline takes them
 _COPIES = {"gpu_memcpy", "gpu_memset", "memcpy", "memset"}

@@ -13,7 +13,7 @@ from typing import Any
 
 from collbench.jobs.job import Library, PointToPoint, Source
 from collbench.jobs.traces import content
-from collbench.jobs.traces.trace import Trace, TracedCall
+from collbench.jobs.traces.content import Trace, TracedCall
 from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES
 
