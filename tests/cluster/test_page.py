@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.cluster.fit import Observation
+from collbench.cluster.fit import Observation, Sharing
 from collbench.cluster.nodes import (
     UNKNOWN,
     Effect,
@@ -99,6 +99,16 @@ def test_what_is_inferred_is_said_as_inferred_on_the_page_and_in_json() -> None:
     ) in lines
     answer = json.loads(json.dumps(as_plain(survey(judgement))))
     assert answer["judgement"]["uplinks"][0]["effect"]["state"] == "either"
+
+
+def test_pairs_that_met_an_uplink_that_nobody_can_name_have_a_line() -> None:
+    busy = frozenset({(0, 4), (0, 5), (1, 6), (1, 7), (2, 8)})
+    sharing = Sharing(6.0, 0.01, -0.3, busy, False, (), (), frozenset(), ())
+    judgement = replace(judged(16, slow()), across=(-0.26,), across_intervals=(), sharing=sharing)
+    assert text(page(survey(judgement))).splitlines()[0] == (
+        "across    5 pairs of nodes that are fast with others lose 26% while many run: slow or oversubscribed uplinks, "
+        "or noise; --switches FILE says whose (sim)"
+    )
 
 
 def test_where_all_uplinks_are_oversubscribed_the_first_line_says_so_and_none_says_that_nothing_is_slow() -> None:

@@ -116,6 +116,23 @@ def test_nor_where_that_uplink_explains_all_slow_pairs() -> None:
     assert found.nodes[0].state is State.SLOW
 
 
+def test_a_slow_uplink_that_is_busy_in_two_rounds_of_eight_is_said_without_a_name() -> None:
+    """It carries four nodes of six: most of their pairs are fast, so none of them is low."""
+    found = surveyed((6, 6, 6), 0.72, {}, 1, slow_leaf=0).judgement
+    assert not found.slow_nodes
+    assert not found.slow_uplinks
+    assert found.across == pytest.approx((-0.3,), abs=0.02)
+    assert not found.accuses
+
+
+def test_pairs_that_noise_slows_are_no_uplinks() -> None:
+    def wild(noise: random.Random) -> float:
+        return lognormal(noise) * (noise.uniform(0.4, 0.9) if noise.random() < 0.05 else 1.0)
+
+    found = [surveyed((12, 12, 12), 0.5, {}, seed, noise=wild).judgement for seed in range(4)]
+    assert [judged.across for judged in found] == [()] * 4
+
+
 def test_where_the_levels_differ_it_is_named() -> None:
     found = surveyed((8, 8, 8, 8), 4.0, {2: 0.8}, 0).judgement
     assert found.slow_nodes == (2,)

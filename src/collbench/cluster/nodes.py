@@ -51,6 +51,9 @@ _ENOUGH_AMONG = 4
 _MAX_SHARE = 0.75
 # If an interval reaches this far down, the node is undecided: eight rounds with 2% noise leave 3%.
 _TOO_WIDE = 0.15
+# Slow pairs show an uplink if so many nodes or more have a part in all of them, each in so many, and if they are this
+# share of all: noise slows a few percent.
+_FEWEST_BEHIND, _EACH_OFTEN, _SHARE_BEHIND = 3, 1.75, 0.1
 # How often a slow node is measured again: an uplink that happened to be busy each time before will hardly be busy
 # again.
 _CONFIRMED = 2
@@ -164,7 +167,19 @@ def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = (
     if mixed or (sharing.general and cover(unexplained) > 1):
         return _judge_sharing(sharing)
     found = _with_fast(found, sharing) if sharing.busy else found
+    if _met_uplinks(unexplained, seen):
+        found = replace(found, across=(math.expm1(sharing.lost),), across_intervals=())
     return found if found.suspects is not None else replace(found, confirm=_unconfirmed(found, seen))
+
+
+def _met_uplinks(unexplained: Collection[Pair], seen: Sequence[Observation]) -> bool:
+    """True if pairs that no node and no inferred uplink explains met an uplink that is seldom busy.
+
+    A slow uplink may be busy in two rounds of eight: then its nodes are fast in most of their pairs, so none is low.
+    But each was slow with several others, while what noise slows has few nodes in common.
+    """
+    nodes, crowded = cover(unexplained), sum(map(is_crowded, seen))
+    return nodes >= _FEWEST_BEHIND and len(unexplained) >= max(_EACH_OFTEN * nodes, _SHARE_BEHIND * crowded)
 
 
 def _is_mixed(uplink: Uplink, seen: Sequence[Observation], sharing: Sharing) -> bool:

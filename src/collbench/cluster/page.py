@@ -185,10 +185,11 @@ def _findings(survey: NodeSurvey, judgement: Judgement) -> Iterator[str]:
 
 def _across(judgement: Judgement, mark: str) -> Iterator[str]:
     """Yield what pairs lose that share uplinks with others, where no single node or uplink is the reason."""
-    if judgement.shared and judgement.sharing is not None:
+    if judgement.sharing is not None and not judgement.across_intervals:
+        uplinks = "oversubscribed uplinks" if judgement.shared else "slow or oversubscribed uplinks, or noise"
         for change in judgement.across:
             busy = f"{len(judgement.sharing.busy):,} pairs of nodes that are fast with others lose {-change:.0%}"
-            yield f"across    {busy} while many run: oversubscribed uplinks; --switches FILE says whose{mark}"
+            yield f"across    {busy} while many run: {uplinks}; --switches FILE says whose{mark}"
         return
     for change, (low, high) in zip(judgement.across, judgement.across_intervals, strict=True):
         if change < -DELTA:
