@@ -247,7 +247,8 @@ def with_memory_of_both_nodes(far: Mapping[str, float], slot: Mapping[int, float
     [
         (0.25, 0.25, {}, "copies with host memory between NUMA nodes 0 and 1"),
         (0.38, 0.38, {}, "copies with host memory between NUMA nodes 0 and 1"),
-        (0.42, 0.42, {}, ""),  # as on some healthy machines
+        (0.55, 0.55, {}, "copies with host memory between NUMA nodes 0 and 1"),  # P2P across at 0.46 of theory
+        (0.62, 0.62, {}, ""),
         (1.0, 1.0, {3: 0.25 * FULL}, "all links of GPU3"),  # near or far
     ],
 )
@@ -262,6 +263,15 @@ def test_a_link_between_sockets_shows_in_copies_with_memory_of_the_other_one(
             assert of(verdict.cause) == ("sockets", (0, 1, 2, 3))
             assert verdict.pairs == ((0, 2), (0, 3), (1, 2), (1, 3))
             assert verdict.text.startswith(f"{1 - up:.0%} below the 26")
+
+
+def test_copies_with_memory_of_the_other_socket_at_half_need_slow_copies_between_gpus_as_a_second_witness() -> None:
+    half = {"up": 0.5, "down": 0.5}
+    assert len(faults(with_memory_of_both_nodes(half, {}))) == 1
+    assert not faults(with_memory_of_both_nodes(half, {}, "NV4")), "GPUs joined by NVLinks do not cross that link"
+    run = with_memory_of_both_nodes(half, {})
+    denied = replace(run, paths=tuple(replace(path, cuda_peers=False) for path in run.paths))
+    assert not faults(denied), "without peer access what GPUs copy goes through host memory, too"
 
 
 def test_a_slow_slot_and_a_slow_link_between_sockets_are_both_named_though_near_memory_is_slow_for_one_gpu() -> None:

@@ -21,7 +21,7 @@ from collbench.judge.diagnose.devices import (
 )
 from collbench.judge.diagnose.elements import ends, likeness, of_likeness, with_host_memory
 from collbench.judge.diagnose.limits import failures, limits
-from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts, Reading
+from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, FAR_BELOW, STAGED, Facts, Reading
 from collbench.judge.diagnose.reported import reported
 from collbench.judge.diagnose.verdict import Kind, Link, Severity, Verdict, explained
 from collbench.judge.outcome import UNANSWERED, Absence, AbsenceKind, Absences, outcome
@@ -39,8 +39,6 @@ __all__ = ["Coverage", "Diagnosis", "Kind", "NotDone", "Severity", "Verdict", "j
 
 # Which pairs of a run could be judged, and why the others could not.
 
-# docs/method/verdicts.md 2: healthy paths over PCIe reach 0.54 (between sockets) to 0.84 in the shipped machines.
-_FAR_BELOW = 0.5
 # What lies so far below its like is measured again, or else said, although noise, or where memory lies, may be the
 # reason.
 _SUSPECT, _UNLIKE = 0.9, 0.85
@@ -366,7 +364,7 @@ class Diagnosis:
             copies = [reading for reading in large if reading.work.operation.is_copy]
             of_theory = [copy.gbs / limit for copy in copies if (limit := self.facts.limit(copy.members))]
             shares |= {label: max(of_theory)} if len(of_theory) == len(readings) else {}
-        return {label: share for label, share in shares.items() if share < _FAR_BELOW}
+        return {label: share for label, share in shares.items() if share < FAR_BELOW}
 
     @property
     def suspects(self) -> list[Pair]:

@@ -35,7 +35,7 @@ from collbench.judge.diagnose.elements import (
     with_host_memory,
 )
 from collbench.judge.diagnose.limits import excluded_links, limits
-from collbench.judge.diagnose.readings import CE, COPY_BYTES, OUTLYING, STAGED, Facts, Reading
+from collbench.judge.diagnose.readings import CE, COPY_BYTES, FAR_BELOW, OUTLYING, STAGED, Facts, Reading
 from collbench.judge.diagnose.verdict import (
     SLOW_LINK,
     Cause,
@@ -201,14 +201,13 @@ def far_memory(facts: Facts) -> Iterator[Verdict]:
 
     If all pairs across are slow, none is slower than its like; and what goes through host memory crosses there, too.
     """
-    slow = {way: gaps for way, copies in across_nodes(facts).items() if (gaps := _far_gaps(facts, copies))}
+    slow = {way: gaps for way, copies in across_nodes(facts).items() if (gaps := _far_gaps(facts, way, copies))}
     node_of = [device.numa_node for device in facts.run.devices]
     for ways in grouped((frozenset(way), way) for way in sorted(slow)).values():
         gaps = [gap for way in ways for gap in slow[way]]
         first, last = ways[0]
         nodes = f"from NUMA node {first} to {last}" if len(ways) == 1 else f"between NUMA nodes {first} and {last}"
-        every = permutations(range(len(node_of)), 2)
-        across = [(a, b) for a, b in every if (node_of[a], node_of[b]) in ways and not facts.over_nvlink((a, b))]
+        across = [link for way in ways for link in _over_pcie(facts, way)]
         devices = tuple(position for position, node in enumerate(node_of) if node in (first, last))
         normal = median(gap.normal for gap in gaps)
         works = names(Work(gap.reading.work.operation) for gap in gaps)
@@ -224,18 +223,40 @@ def far_memory(facts: Facts) -> Iterator[Verdict]:
         yield verdict_on(facts, Kind.INTRA_LABEL_OUTLIER, blame, text, likely, [gap.reading for gap in gaps])
 
 
-def _far_gaps(facts: Facts, copies: Sequence[tuple[Reading, Reading]]) -> list[Gap]:
+def _over_pcie(facts: Facts, way: tuple[int, int]) -> list[Link]:
+    """Return the links from the GPUs of one NUMA node to those of another that are not NVLinks."""
+    node_of = [device.numa_node for device in facts.run.devices]
+    every = permutations(range(len(node_of)), 2)
+    return [(a, b) for a, b in every if (node_of[a], node_of[b]) == way and not facts.over_nvlink((a, b))]
+
+
+def _far_gaps(facts: Facts, way: tuple[int, int], copies: Sequence[tuple[Reading, Reading]]) -> list[Gap]:
     """Return how far copies with another node's memory lie below what is usual of the near ones, if all do by far.
 
     So far below, ranks tell no more than errors; and as all cross the same link, the error of their mean counts.
     """
+    threshold = REMOTE_GAP if _all_far_below(facts, _over_pcie(facts, way)) else _FAR_MEMORY
     near_ones = grouped((near.work.operation, near.middle) for _, near in copies)
     usual = {operation: median(middles) for operation, middles in near_ones.items()}
     gaps = [
         Gap(far, usual[far.work.operation] - far.middle, math.hypot(far.error, near.error), 0.0) for far, near in copies
     ]
-    far = _exceeds_on_average(facts, gaps, _FAR_MEMORY) and min(gap.gap for gap in gaps) > _FAR_MEMORY
+    far = _exceeds_on_average(facts, gaps, threshold) and min(gap.gap for gap in gaps) > threshold
     return gaps if far else []
+
+
+def _all_far_below(facts: Facts, links: Sequence[Link]) -> bool:
+    """Return whether copies by peer access on all of these links reach less than half of their theory.
+
+    Labels imply no rate of them, so that accuses none; beside slow copies with host memory it is a second witness.
+    """
+    excluded, gaps = excluded_links(facts, limits(facts)), list[Gap]()
+    for link in links:
+        copy, limit = facts.readings.best(link), facts.limit(link)
+        if copy is None or limit is None or not facts.has_peers(link) or not excluded.comparable(copy):
+            return False
+        gaps.append(Gap(copy, math.log(FAR_BELOW * limit) - copy.middle, copy.error, 0.0))
+    return bool(gaps) and _exceeds_on_average(facts, gaps, 0.0) and min(gap.gap for gap in gaps) > 0
 
 
 def staging(facts: Facts) -> Iterator[Verdict]:
