@@ -66,17 +66,9 @@ class PeerCause:
         return "; then ".join(filter(None, (self.command, self.further)))
 
 
-class _Whole(NamedTuple):
-    """What all links show together."""
-
-    offered: bool  # whether the driver offers P2P over PCIe for any
-    nccl_fails: bool  # with an error, although no link did
-    carried: Mapping[int, float]  # by the GPUs' indices: the highest rate of what crossed a link of each, GB/s
-
-
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One link with all that is known of it."""
+    """One link with all that is known of it, and what all links show together."""
 
     link: PeerLink
     label: str
@@ -84,7 +76,9 @@ class _Case:
     slots: tuple[Slot, Slot]
     facts: MachineFacts
     variables: Mapping[str, str]
-    whole: _Whole
+    offered: bool  # whether the driver offers P2P over PCIe on any link
+    nccl_fails: bool  # with an error, although no link did
+    carried: Mapping[int, float]  # by the GPUs' indices: the highest rate of what crossed a link of each, GB/s
 
     @property
     def over_pcie(self) -> bool:
@@ -113,14 +107,12 @@ def causes(peer_map: PeerMap, facts: MachineFacts) -> tuple[PeerCause, ...]:
     """
     grouped: dict[tuple[str, _Found], list[tuple[Link, tuple[str, ...]]]] = {}
     explained, spared = Counter[str](), Counter[str]()  # by cause: links with its fact, with the symptom and without
-    whole = _whole(peer_map)
-    for link in peer_map.links:
-        case = _case(peer_map, link, facts, whole)
+    for case in _cases(peer_map, facts):
         for name, shown_by, find in _TABLE:
             if (found := find(case)) is None:
                 continue
             if shown_by(case):
-                grouped.setdefault((name, found._replace(each=())), []).append((link.devices, found.each))
+                grouped.setdefault((name, found._replace(each=())), []).append((case.link.devices, found.each))
                 explained[name] += 1
             else:
                 spared[name] += 1
@@ -144,34 +136,33 @@ def _cause(name: str, found: _Found, links: Sequence[tuple[Link, tuple[str, ...]
     return PeerCause(name, tuple(link for link, _ in links), found.certainty, text, command, found.fix, found.variable)
 
 
-def _whole(peer_map: PeerMap) -> _Whole:
+def _cases(peer_map: PeerMap, facts: MachineFacts) -> Iterator[_Case]:
     states, trouble = {link.state for link in peer_map.links}, peer_map.nccl_failure
+    nccl_fails = (
+        isinstance(trouble, Failure)
+        and trouble.kind is FailureKind.ERROR
+        and not states & {PeerState.FAILS, PeerState.REFUSED}
+    )
     carried: dict[int, float] = {}
     for link in peer_map.links:
         for end in link.devices:
             index = peer_map.devices[end].index
             carried[index] = max(carried.get(index, 0.0), *(crossing.gbs or 0.0 for crossing in link.crossings))
-    return _Whole(
-        offered=any(link.cuda and not labels.is_nvlink(_label(peer_map, link)) for link in peer_map.links),
-        nccl_fails=isinstance(trouble, Failure)
-        and trouble.kind is FailureKind.ERROR
-        and not states & {PeerState.FAILS, PeerState.REFUSED},
-        carried=carried,
-    )
-
-
-def _case(peer_map: PeerMap, link: PeerLink, facts: MachineFacts, whole: _Whole) -> _Case:
-    first, second = (peer_map.devices[position].index for position in link.devices)
+    offered = any(link.cuda and not labels.is_nvlink(_label(peer_map, link)) for link in peer_map.links)
     by_index = {gpu.device.index: gpu for gpu in facts.driver.gpus}
-    return _Case(
-        link,
-        _label(peer_map, link),
-        tuple(by_index[index] for index in (first, second) if index in by_index),
-        (facts.host.slots.get(first, Slot()), facts.host.slots.get(second, Slot())),
-        facts,
-        {**{name: value for _, name, value in facts.configured}, **facts.environment},
-        whole,
-    )
+    for link in peer_map.links:
+        first, second = (peer_map.devices[position].index for position in link.devices)
+        yield _Case(
+            link,
+            _label(peer_map, link),
+            tuple(by_index[index] for index in (first, second) if index in by_index),
+            (facts.host.slots.get(first, Slot()), facts.host.slots.get(second, Slot())),
+            facts,
+            {**{name: value for _, name, value in facts.configured}, **facts.environment},
+            offered=offered,
+            nccl_fails=nccl_fails,
+            carried=carried,
+        )
 
 
 def _label(peer_map: PeerMap, link: PeerLink) -> str:
@@ -188,7 +179,7 @@ _INSTEAD = "NCCL sees this and uses host memory; start vLLM and SGLang with --di
 def _gpu_model(case: _Case) -> _Found | None:
     """NVIDIA's own driver gives peer access only to GeForce cards with an NVLink bridge."""
     named = case.status is PeerStatus.GNS
-    own_driver = not case.whole.offered and any("GeForce" in name for name in case.names)
+    own_driver = not case.offered and any("GeForce" in name for name in case.names)
     if not named and not (case.over_pcie and own_driver):
         return None
     models = " and ".join(dict.fromkeys(case.names)) or "these GPUs"
@@ -319,7 +310,7 @@ def _reduced(case: _Case, part: Literal["width", "generation"]) -> Iterator[GpuS
         now, best = (getattr(source, f"pcie_{part}") for source in (gpu.health, gpu.device))
         generation = now if part == "generation" else gpu.device.pcie_generation
         limit = theory.pcie(generation, gpu.health.pcie_width or gpu.device.pcie_width)
-        if now and best and now < best and limit and 0 < case.whole.carried[gpu.device.index] <= limit.gbs:
+        if now and best and now < best and limit and 0 < case.carried[gpu.device.index] <= limit.gbs:
             yield gpu
 
 
@@ -455,7 +446,7 @@ _BELOW_BEST = ("PCIe width", "PCIe generation")
 # Each cause with what links show that have it. Of causes that nothing else tells apart the first one is named first: a
 # patch that forces P2P cannot work without the whole memory in BAR1, and needs addresses that nothing translates.
 _TABLE: tuple[tuple[str, Callable[[_Case], bool], Callable[[_Case], _Found | None]], ...] = (
-    (_SHARED_MEMORY, lambda case: case.whole.nccl_fails, _shared_memory),
+    (_SHARED_MEMORY, lambda case: case.nccl_fails, _shared_memory),
     ("GPU model", _states(PeerState.NONE), _gpu_model),
     ("chipset", _states(PeerState.NONE), _chipset),
     ("driver setting", _states(PeerState.NONE), _registry),
