@@ -12,8 +12,10 @@ import pytest
 from collbench.judge.diagnose import Diagnosis, Kind
 from collbench.judge.diagnose.readings import CE, SM
 from collbench.judge.diagnose.verdict import Cause
+from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
+from collbench.report.verdicts import conclusion
 from tests.builders import gpus, measured, paths, run_of
 from tests.judge.checked import HOST, STAGED, Members, faults, h200, run_on
 
@@ -482,6 +484,20 @@ def mesh(share: Callable[[tuple[int, int]], float]) -> Run:
         for path in paths(8, "PHB", {pair: f"NV{number}" for pair, number in count.items()})
     )
     return run_on(gpus(8, "Tesla V100-SXM2-32GB"), links, rate, slot=(3, 16))
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.81, True), (0.84, False)])
+def test_where_all_nvlinks_carry_less_than_healthy_ones_the_first_line_says_so_and_nothing_is_accused(
+    share: float, said: bool
+) -> None:
+    """Healthy ones here reach 24.2 of 25 GB/s; of this GPU there is no published rate."""
+    diagnosis = Diagnosis(replace(mesh(lambda _: share), devices=gpus(8, "Quadro GV100")))
+    assert diagnosis.status is ExitStatus.DONE
+    clause = (
+        ", but NV2 and NV1 pairs reach at most 78% of what NVLink allows in theory, so NVLinks or an NVSwitch may be"
+    )
+    assert (clause in conclusion(diagnosis)) is said
+    assert diagnosis.far_below.keys() == ({"NV1", "NV2"} if said else set())
 
 
 def test_a_double_link_that_is_slow_is_not_one_of_two_gpus() -> None:

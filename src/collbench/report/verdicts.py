@@ -11,7 +11,7 @@ from rich.text import Text
 from collbench.judge.diagnose import Diagnosis, Kind, NotDone, Severity, Verdict
 from collbench.judge.diagnose.readings import Reading
 from collbench.judge.outcome import outcome
-from collbench.machine.labels import rank_key
+from collbench.machine.labels import is_nvlink, rank_key
 from collbench.model.errors import ExitStatus
 from collbench.model.run import CommandKind, Run, capabilities, device_sets, tags
 from collbench.model.units import abridged, amount, figure, fixed, format_size, grouped, sentence, span, verb
@@ -236,11 +236,16 @@ def conclusion(diagnosis: Diagnosis) -> str:
 
 
 def _far_below_theory(far: Mapping[str, float]) -> str:
-    """Return the clause for labels whose links all reach less than half of theory, with the most of each."""
-    if not far:
-        return ""
-    labels = " and ".join(sorted(far, key=rank_key))
-    return f" with one another, but {labels} pairs reach at most {max(far.values()):.0%} of what PCIe allows in theory"
+    """Return the clause for labels whose links all reach far less than theory, with the most of each kind."""
+    clauses = []
+    for kind, down in (("NVLink", ", so NVLinks or an NVSwitch may be down"), ("PCIe", "")):
+        labels = [label for label in sorted(far, key=rank_key) if is_nvlink(label) is (kind == "NVLink")]
+        if labels:
+            most = max(far[label] for label in labels)
+            clauses.append(
+                f"{' and '.join(labels)} pairs reach at most {most:.0%} of what {kind} allows in theory{down}"
+            )
+    return f" with one another, but {', and '.join(clauses)}" if clauses else ""
 
 
 def worst_of(run: Run, verdicts: Sequence[Verdict]) -> str:
