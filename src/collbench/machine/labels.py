@@ -8,8 +8,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Collection, Iterable
+from typing import TypeVar
 
 from collbench.model.run import Path, PeerStatus
+
+_Member = TypeVar("_Member")
 
 SELF = "X"
 UNKNOWN = "N/A"
@@ -91,9 +94,9 @@ def labels_within(paths: Iterable[Path], devices: Collection[int]) -> tuple[str,
     return tuple(sorted({path.label for path in paths if set(path.devices) <= set(devices)}, key=rank_key))
 
 
-def chained(groups: Iterable[Iterable[int]]) -> list[set[int]]:
+def chained(groups: Iterable[Iterable[_Member]]) -> list[set[_Member]]:
     """Return groups that share a member as one, over any chain of such groups."""
-    islands: list[set[int]] = []
+    islands: list[set[_Member]] = []
     for group in map(set, groups):
         touched = [island for island in islands if island & group]
         islands = [island for island in islands if island not in touched]

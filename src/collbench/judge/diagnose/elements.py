@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from itertools import combinations, permutations
+from itertools import chain, combinations, permutations
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -208,35 +208,44 @@ def blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Elemen
         squares: Values = np.minimum(((below - of) / error) ** 2, _MAX_SIGMA**2).sum(axis=-1)
         return squares
 
-    promising = np.argsort(misfits(predicted), kind="stable")[:_PROMISING]
-    candidates, predicted = [candidates[place] for place in promising], predicted[promising]
-    # Each element alone on the diagonal, and with each other one: two faults may hide behind a third that has none.
-    fits = np.array([misfits(np.minimum(prediction, predicted)) for prediction in predicted])
-    alone, nothing = fits.diagonal(), float(misfits(np.zeros(len(seen))))
-    two = fits.min() + cost < alone.min()
-    best = float(fits.min() if two else alone.min())
-    if best + (2 if two else 1) * cost >= nothing:
-        return ()
-    if not two:
-        fits = np.where(np.eye(len(fits)) > 0, fits, np.inf)
-    places = sorted(
-        ((first, other) for first, other in np.argwhere(fits < best + _UNDECIDED) if first <= other), key=fits.item
-    )
-    alike = [[candidates[place] for place in dict.fromkeys(both)] for both in places]
     typical, plain = (
         np.array([reading.typical for reading in seen]),
         np.array([reading.kind == _PLAIN for reading in seen]),
     )
     slowed_to = np.where(plain & (predicted < 0), typical + predicted, np.inf).min(axis=1)
-    chosen = sorted({*places[0]}, key=slowed_to.item)
-    explained = predicted[chosen].min(axis=0)
-    if two and misfits(np.minimum(explained, predicted)).min() + cost < misfits(explained):
-        # They leave something: several GPUs may explain all, else only what every explanation blames is known.
+    shared = [place for place, element in enumerate(candidates) if element.part is not Part.PATH]
+    found = _explanations(predicted, shared, cost, misfits)
+    if len(found[0]) > 2:  # GPUs may explain as much: then it is all those that may be slow, one more than is needed
         gpus = _slow_gpus(candidates, predicted, error, misfits)
-        if gpus and misfits(predicted[gpus].min(axis=0)) + len(gpus) * cost < best + 2 * cost:
-            return tuple(candidates[place] for place in sorted(gpus, key=slowed_to.item))
-        return tuple(candidates[place] for place in chosen if all(candidates[place] in some for some in alike))
-    return tuple(_undecided(alike)) or tuple(candidates[place] for place in chosen)
+        fits = [float(misfits(predicted[some].min(axis=0, initial=0.0))) for some in (gpus, found[0])]
+        found = [gpus] if fits[0] < fits[1] + _UNDECIDED and len(gpus) <= len(found[0]) + 1 else found
+    return tuple(_agreed([[candidates[place] for place in sorted(some, key=slowed_to.item)] for some in found]))
+
+
+def _explanations(
+    predicted: Values, shared: Sequence[int], cost: float, misfits: Callable[[Values], Values]
+) -> list[list[int]]:
+    """Return the elements that explain what is slow, and all as many that do so equally well; the best first.
+
+    One more is added as long as that explains more than it costs, from the third on only those that several links
+    `shared`: what is slow alone needs no search. Each with each other one, not the best with others: two faults may
+    hide behind a third that has none.
+    """
+    levels = [{frozenset[int](): float(misfits(np.zeros(predicted.shape[1])))}]
+    while len(levels) < 3 or min(levels[-1].values()) + cost < min(levels[-2].values()):
+        places = list(range(len(predicted)) if len(levels) < 3 else shared)
+        wider = dict[frozenset[int], float]()
+        for some in sorted(levels[-1], key=levels[-1].__getitem__)[:_PROMISING]:
+            explained = np.minimum(predicted[[*some]].min(axis=0, initial=0.0), predicted[places])
+            wider |= zip((some | {place} for place in places), misfits(explained).tolist(), strict=True)
+        levels.append(wider)
+    least = [min(level.values()) + number * cost for number, level in enumerate(levels)]
+    number = least.index(min(least))
+    ours = levels[number]
+    return sorted(
+        (sorted(some) for some, fit in ours.items() if fit < min(ours.values()) + _UNDECIDED),
+        key=lambda some: ours[frozenset(some)],
+    )
 
 
 def _slow_gpus(
@@ -257,48 +266,57 @@ def _slow_gpus(
     return gpus
 
 
-def _undecided(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:
-    """Yield what all explanations that fit equally well blame, and one element for what they do not agree on.
+def _agreed(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:
+    """Yield what all explanations that fit equally well blame, and one element for each part on which they differ.
 
-    None if there is only one. If a link's own lanes explain all, too, it is these alone: what shares them slows nothing
-    else for certain.
+    If links' own lanes explain all, too, it is these alone: what shares them slows nothing else for certain.
     """
-
-    def part(element: Element) -> object:
-        return element.devices if element.of_gpu else (element.part, element.devices)
-
-    def parts(elements: Sequence[Element]) -> frozenset[object]:
-        return frozenset(map(part, elements))
-
     own = next((elements for elements in alike if all(element.part is Part.PATH for element in elements)), None)
     if own is not None:
         yield from own
         return
     # Those without a link's own lanes first, then GPUs, which outnumber uplinks and fail more often.
-    simple = sorted(
-        (elements for elements in alike if any(element.part is not Part.PATH for element in elements)),
+    first, *others = sorted(
+        alike,
         key=lambda elements: (
             sum(element.part is Part.PATH for element in elements),
             sum(not element.of_gpu for element in elements),
         ),
     )
-    first = simple[0]
-    second = next((other for other in simple if parts(other) != parts(first)), None)
-    if second is None:
-        return
-    sure = frozenset[object].intersection(*map(parts, simple))
-    yield from (element for element in first if part(element) in sure)
-    either = tuple(
-        tuple(
-            sorted((element for element in elements if part(element) not in sure), key=lambda element: element.devices)
+    called = {_called(element): element for element in (*chain(*others), *first)}
+    ours, *theirs = (frozenset(map(_called, elements)) for elements in (first, *others))
+    # What the others do without and have instead, but for two such changes at once: these are of different parts.
+    changes = dict.fromkeys((ours - other, other - ours) for other in theirs if ours - other)
+    single = [
+        (gone, new)
+        for gone, new in changes
+        if not any(
+            (gone - some, new - instead) in changes for some, instead in changes if some < gone and instead < new
         )
-        for elements in (first, second)
-    )
-    both = [*either[0], *either[1]]
+    ]
+    together = ((one[0] | other[0], one[1] | other[1]) for one, other in combinations(single, 2))
+    parts = chained([*(gone for gone, _ in single), *(gone for gone, new in together if (gone, new) not in changes)])
+    yield from (element for element in first if not any(_called(element) in part for part in parts))
+    for part in parts:
+        ways = [part, *(part - gone | new for gone, new in changes if gone <= part)]
+        # Nothing is sure that another explanation does without, and two of many ways to see several say too little.
+        if all(ways) and (len(part) == 1 or len(first) < 3):
+            yield _either(*([called[name] for name in way] for way in ways[:2]))
+
+
+def _called(element: Element) -> object:
+    return element.devices if element.of_gpu else (element.part, element.devices)
+
+
+def _either(*ways: Sequence[Element]) -> Element:
+    both = [element for way in ways for element in way]
     devices = tuple(sorted({device for element in both for device in element.devices}))
     links = frozenset[Link]().union(*(element.links for element in both))
     out, into = (frozenset[int]().union(*hosts) for hosts in zip(*((one.out, one.into) for one in both), strict=True))
-    yield Element(Part.EITHER, devices, links, out, into, either)
+    either = tuple(
+        tuple(sorted(way, key=lambda part: (part.devices, part.part is Part.PATH, part.part))) for way in ways
+    )
+    return Element(Part.EITHER, devices, links, out, into, either)
 
 
 def _distinct(candidates: Iterable[Element], seen: Sequence[_Seen]) -> list[Element]:
