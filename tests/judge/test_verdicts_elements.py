@@ -543,6 +543,31 @@ def test_several_slow_gpus_over_pcie_are_named_and_no_uplink_above_two_of_them(s
         assert sorted(of(verdict.cause) for verdict in faults(seen)) == [("gpu", (gpu,)) for gpu in slow_gpus]
 
 
+@pytest.mark.parametrize(
+    ("capacity", "causes"),
+    [
+        (
+            slow(*slot(6)) | slow("switch 0 up", "switch 0 down", at=0.6) | slow("root 1", at=0.25),
+            [("peer_detour", ()), ("gpu", (6,)), ("uplink", (0, 1))],
+        ),
+        (
+            slow(*slot(6)) | slow(*slot(1, "out"), at=0.6) | slow("root 0", at=0.25),
+            [("peer_detour", ()), ("gpu_direction", (1,)), ("gpu", (6,))],
+        ),
+        (
+            slow("switch 0 up", "switch 0 down", at=0.6)
+            | slow("switch 2 up", "switch 2 down", at=0.4)
+            | slow(*slot(7)),
+            [("uplink", (4, 5)), ("gpu", (7,)), ("uplink", (0, 1))],
+        ),
+    ],
+)
+def test_of_three_slow_elements_each_is_named_once(
+    capacity: Mapping[str, float], causes: list[tuple[str, tuple[int, ...]]]
+) -> None:
+    assert [of(verdict.cause) for verdict in faults(on_tree(capacity))] == causes
+
+
 def test_a_gpu_whose_nvlinks_are_slow_and_its_pcie_too_is_one_verdict() -> None:
     nvlinks = dict.fromkeys(combinations(range(4), 2), "NV2")
     links = tuple(

@@ -232,18 +232,19 @@ def _explanations(
     hide behind a third that has none.
     """
     levels = [{frozenset[int](): float(misfits(np.zeros(predicted.shape[1])))}]
-    while len(levels) < 3 or min(levels[-1].values()) + cost < min(levels[-2].values()):
+    least = [min(levels[0].values())]
+    while len(levels) < 3 or least[-1] + cost < least[-2]:
         places = list(range(len(predicted)) if len(levels) < 3 else shared)
         wider = dict[frozenset[int], float]()
         for some in sorted(levels[-1], key=levels[-1].__getitem__)[:_PROMISING]:
             explained = np.minimum(predicted[[*some]].min(axis=0, initial=0.0), predicted[places])
             wider |= zip((some | {place} for place in places), misfits(explained).tolist(), strict=True)
         levels.append(wider)
-    least = [min(level.values()) + number * cost for number, level in enumerate(levels)]
-    number = least.index(min(least))
+        least.append(min(wider.values(), default=math.inf))
+    number = min(range(len(levels)), key=lambda number: least[number] + number * cost)
     ours = levels[number]
     return sorted(
-        (sorted(some) for some, fit in ours.items() if fit < min(ours.values()) + _UNDECIDED),
+        (sorted(some) for some, fit in ours.items() if fit < least[number] + _UNDECIDED),
         key=lambda some: ours[frozenset(some)],
     )
 
