@@ -246,12 +246,15 @@ def test_a_rank_ends_when_its_launcher_is_killed(rank: int, tmp_path: Path) -> N
 
 def test_a_rank_that_waits_ends_at_once_when_rank_0_does(tmp_path: Path) -> None:
     """Rank 0 is killed while it waits for a third, before anything is measured."""
-    environments = [as_slurm(rank, 3, port) for port in (free_port(),) for rank in range(2)]
-    with started(tmp_path, ["allreduce", *ENDLESS], environments, program=SAYS_SOON) as (rank_0, rank_1):
-        assert rank_0.stderr is not None
-        assert "rank 2 of 3 not connected yet" in rank_0.stderr.readline()  # it serves, and the other is in
-        rank_0.send_signal(signal.SIGKILL)
-        status, out, err = ends([rank_0, rank_1])[1]
+    of_0, of_1 = ([as_slurm(rank, 3, port)] for port in (free_port(),) for rank in range(2))
+    with started(tmp_path, ["allreduce", *ENDLESS], of_1, program=SAYS_SOON) as (rank_1,):
+        assert rank_1.stderr is not None
+        assert "has not found rank 0" in rank_1.stderr.readline()  # it asks again and again: ten seconds are enough
+        with started(tmp_path, ["allreduce", *ENDLESS], of_0) as (rank_0,):
+            assert rank_0.stderr is not None
+            assert "rank 2 of 3 not connected yet" in rank_0.stderr.readline()
+            rank_0.send_signal(signal.SIGKILL)
+            status, out, err = ends([rank_0, rank_1])[1]
     assert (status, out) == (1, "")
     assert err.splitlines()[-1] == "collbench: rank 1 stops: rank 0 is gone, and its output says why"
 
