@@ -512,16 +512,28 @@ _TRIES = 50
 
 
 def both(faults: tuple[str, str], made: Made, rng: np.random.Generator) -> Made | None:
-    """Two faults at once, without a common GPU, which would hide one of them, and with a GPU that is well."""
+    """Two faults at once, of which each slows something, without a common GPU, and with a GPU that is well."""
     for _ in range(_TRIES):
         one = FAULTS[faults[0]](made, rng)
         two = FAULTS[faults[1]](one, rng) if one is not None else None
-        if two is None:
+        if one is None or two is None:
             return None
         first, second = (truth.gpus for truth in two.truth)
-        if not first & second and len(first | second) < made.count:
+        other = made.slowed({name: gbs / one.capacity[name] for name, gbs in two.capacity.items()})
+        if not first & second and len(first | second) < made.count and _shows(two, one) and _shows(two, other):
             return two
     return None
+
+
+def _shows(made: Made, without: Made) -> bool:
+    """Return whether a fault slows some transfer by a tenth, which would be as fast without it; if it slows any part.
+
+    Behind a slow root complex and a slow way to host memory a slow slot slows nothing.
+    """
+    measured = {None, *range(made.count), *(-1 - node for node in made.nodes)}
+    ways = [way for way in made.routes if measured.issuperset(way)]
+    slower = any(made.rates([way])[0] < 0.9 * without.rates([way])[0] for way in ways)
+    return slower or made.capacity == without.capacity
 
 
 def slow_root(made: Made, _rng: np.random.Generator) -> Made | None:
