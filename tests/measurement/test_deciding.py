@@ -1,6 +1,8 @@
 """How many trials the deciding data points get: more where noise would hide a slow pair."""
 
 import math
+import random
+from collections import defaultdict
 from dataclasses import replace
 from itertools import combinations
 
@@ -8,12 +10,12 @@ import numpy as np
 import pytest
 
 from collbench.measurement.backends.protocol import Step
-from collbench.measurement.sweep import trials_wanted, undecided
+from collbench.measurement.sweep import Trials, Watcher, trials_wanted, undecided
 from collbench.model.errors import StepFailed
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Measurement, Run, StopReason
+from collbench.model.run import Measurement, Members, Run, StopReason
 from tests.builders import GIB, measured, noisy, paths
-from tests.measurement.fakes import HURRIED, MIB, PATIENT, FakeBackend, plan_for
+from tests.measurement.fakes import HURRIED, MIB, PATIENT, FakeBackend, empty, plan_for
 from tests.measurement.test_sweep import swept
 
 
@@ -90,6 +92,30 @@ def test_copies_of_two_devices_are_compared_by_direction() -> None:
     plan = replace(plan_for(2), groups={copies: plan_for(2).groups[copies]})
     largest = [one for one in swept(FakeBackend(2), plan, HURRIED).measurements if one.point.size_bytes == 64 * MIB]
     assert [len(one.samples) for one in largest] == [HURRIED.deciding] * 2
+
+
+@pytest.mark.parametrize(("title", "budget_s", "jitter"), [("all", -1.0, (1.0,)), ("noisy", 3600.0, RESTLESS)])
+def test_deciding_trials_are_spread_over_the_first_three_of_all_others(
+    title: str, budget_s: float, jitter: tuple[float, ...]
+) -> None:
+    """What disturbs a pair for a third of that time meets a third of its trials, not most of them."""
+    plan, backend, watcher = plan_for(4), FakeBackend(4, jitter=jitter), Watcher(lambda *_: None, lambda: None)
+    alone = frozenset((work, members) for work, groups in plan.groups.items() for members in groups)
+    trials = Trials(replace(plan, isolated=alone), empty(4), replace(PATIENT, deciding=9), watcher)
+    trials.make(backend, random.Random(1), watcher.clock() + budget_s)
+    others, places = 0, defaultdict[Members, list[int]](list)
+    for step in backend.steps:
+        if step.work.operation is Operation.ALLREDUCE and step.size_bytes == 64 * MIB:
+            places[step.groups[0]].append(others)
+        else:
+            others += 1
+    every = 3 * (12 * 2 + 6)
+    assert others >= every
+    for of_pair in places.values():
+        assert len(of_pair) >= 9
+        assert sum(place >= every for place in of_pair) <= 0.4 * len(of_pair)
+        for begin in range(0, 2 * every // 3, 5):
+            assert sum(begin <= place < begin + every // 3 for place in of_pair) <= 0.5 * len(of_pair)
 
 
 def test_noisy_pairs_get_no_more_trials_past_the_deadline() -> None:

@@ -83,19 +83,19 @@ _MAX_NOISE = 0.04
 _MAX_TRIALS = 15
 
 
-def undecided(measurements: Sequence[Measurement], paths: Sequence[Path]) -> list[DataPoint]:
-    """Return which points, of one work and size, need another trial to be compared; none if none can be compared.
+def undecided(measurements: Sequence[Measurement], paths: Sequence[Path]) -> dict[DataPoint, int]:
+    """Return how many more trials points of one work and size need to be compared, without those that need none.
 
     Noise is pooled within a label, as in the ranking of pairs.
     """
     if len(measurements) < 2:
-        return []  # there is nothing to compare it with
+        return {}  # there is nothing to compare it with
     labels = {frozenset(path.devices): path.label for path in paths}
-    points = []
+    more = {}
     for pool in grouped((labels.get(frozenset(timed.point.members), "?"), timed) for timed in measurements).values():
         trials = trials_wanted([[*map(math.log, trial_seconds(m))] for m in pool])
-        points += [measurement.point for measurement in pool if len(measurement.samples) < trials]
-    return points
+        more |= {timed.point: trials - len(timed.samples) for timed in pool if len(timed.samples) < trials}
+    return more
 
 
 def trials_wanted(logs: Sequence[Sequence[float]]) -> int:
@@ -168,7 +168,7 @@ class Trials:
         """Give every point its required trials, and unsettled ones more until the deadline (by the clock)."""
         first, done, total = True, 0, 0
         while self.wanted:
-            steps = self.plan.passes(rng, self.wanted)
+            steps = self._pass(rng)
             total = max(total, done + len(steps) * (self._rule.screening if first else 1))
             try:
                 for step, outcome in backend.time_steps(self._affordable(steps, deadline)):
@@ -184,6 +184,24 @@ class Trials:
             self._require_deciding(deadline)
         for measurement in self._results.values():
             measurement.stop = measurement.stop or stop_reason(measurement, self._rule.precision) or StopReason.BUDGET
+
+    def _pass(self, rng: random.Random) -> list[Step]:
+        """Return one pass; if deciding points are owed more trials than others, so many of these, spread over it.
+
+        Some noise lasts, such as another job's. Trials in quick succession would agree on what is slow at that moment.
+        """
+        others = {point for point in self.wanted if not self.plan.decides(point)}
+        deciding = self.wanted - others
+        passes, owed = (max((self._required[point] for point in some), default=0) for some in (others, deciding))
+        if passes <= 0 or owed <= passes:
+            return self.plan.passes(rng, self.wanted)
+        turns, steps, spread = math.ceil(owed / passes), self.plan.passes(rng, others), list[Step]()
+        for turn in range(turns):
+            part = steps[len(steps) * turn // turns : len(steps) * (turn + 1) // turns]
+            part += self.plan.passes(rng, deciding)
+            rng.shuffle(part)
+            spread += part
+        return spread
 
     def around_faults(self, phase: Callable[[], _Result]) -> _Result:
         """Return the result of a phase before the trials, repeated without the devices that deliver wrong data."""
@@ -271,19 +289,24 @@ class Trials:
         self.wanted = set(filter(continues, self.wanted))
 
     def _require_deciding(self, deadline: float) -> None:
-        """Require one more trial of deciding points if noise would hide a slow pair; not long after the deadline."""
-        if self._rule.deciding == self._rule.screening or any(self._required[point] > 0 for point in self.wanted):
+        """Require more trials of deciding points if noise would hide a slow pair; not long after the deadline.
+
+        As long as others are owed trials, all of them, spread over these; then one at a time.
+        """
+        now, spread = self._watcher.clock(), any(self._required[point] > 0 for point in self.wanted)
+        if self._rule.deciding == self._rule.screening or (spread and now > deadline):
             return
-        now = self._watcher.clock()
-        self._deciding_deadline = (
-            self._deciding_deadline or max(deadline, now) + _FOR_DECIDING * self._rule.budget_seconds
-        )
+        if not spread:
+            more_s = _FOR_DECIDING * self._rule.budget_seconds
+            self._deciding_deadline = self._deciding_deadline or max(deadline, now) + more_s
+            if now >= self._deciding_deadline:
+                return
         deciding = [
             self._results[point] for point in self._required if self.plan.decides(point) and point in self._results
         ]
         measurable = [m for m in deciding if not m.failure and m.point.operation.is_collective not in self._given_up]
-        for point in undecided(measurable, self._run.paths) if now < self._deciding_deadline else ():
-            self._required[point] = 1
+        for point, trials in undecided(measurable, self._run.paths).items():
+            self._required[point] = max(self._required[point], trials if spread else 1)
             self.wanted.add(point)
 
     def _record_outcome(self, backend: Backend, step: Step, outcome: Timing | StepFailed) -> None:
