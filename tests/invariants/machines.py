@@ -156,10 +156,10 @@ def _places(work: Work, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def shuffled(run: Run, rng: np.random.Generator) -> Run:
-    """Return the run with its data points, and each data point's trials, in another order."""
+    """Return the run with its data points in another order, the trials of some backwards: neighbors stay neighbors."""
     order = rng.permutation(len(run.measurements))
     mixed = [run.measurements[int(place)] for place in order]
-    kept = [replace(m, samples=[m.samples[int(i)] for i in rng.permutation(len(m.samples))]) for m in mixed]
+    kept = [replace(m, samples=m.samples[:: -1 if rng.random() < 0.5 else 1]) for m in mixed]
     return replace(run, measurements=kept)
 
 

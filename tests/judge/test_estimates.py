@@ -123,6 +123,8 @@ def test_a_link_much_noisier_than_its_kind_is_held_to_its_own_noise(factor: floa
         ("whichever has few", link(around(1, 3), 0.01, 8), link(around(1), 0.02, 8), 6, 8, 0.99),
         # Welch and Satterthwaite: (1e-4 + 4e-4)² / (1e-8 / 8 + 16e-8 / 4) = 6.06; of 23.7, 23.
         ("of two labels", link(around(1), 0.01, 8), link(around(1), 0.02, 4, "SYS"), 2, 6.0, 0.95),
+        # (1e-4 + 4e-4)² / (1e-8 / 90 + 16e-8 / 2) = 3.12
+        ("one by its own noise", link(around(1), 0.01, 90), link(around(1), 0.02, 2), 2, 3.1, 0.95),
         ("the other way round", link(around(1), 0.02, 4), link(around(1), 0.01, 8, "SYS"), 2, 6.0, 0.95),
         ("of one label, whole", link(around(1), 0.01, 23.7), link(around(1), 0.01, 23.7), 2, 23, 0.95),
         ("two figures of it", link(around(1), 0.01, 467), link(around(1), 0.01, 467), 2, 460, 0.95),
@@ -177,6 +179,14 @@ WILD = [-0.5, -0.4, -0.3, -0.1, 0.0, 0.0, 0.001]
             link(around(-0.03), *SURE),
             False,
         ),
+        (
+            "trials may resemble those before",
+            link(around(0), *SURE),
+            replace(link(around(-0.027), *SURE), doubt=10),
+            False,
+        ),
+        ("the best one's, too", replace(link(around(0), *SURE), doubt=10), link(around(-0.027), *SURE), False),
+        ("further apart than that", link(around(0), *SURE), replace(link(around(-0.029), *SURE), doubt=10), True),
         ("a trial as fast", link(around(0), *SURE), link([-0.1, -0.1, -0.1, -0.1, -0.01], *SURE), False),
         ("all trials slower", link(around(0), *SURE), link([-0.1, -0.1, -0.1, -0.1, -0.03], *SURE), True),
         ("a trial of the faster as slow", link([-0.09, 0, 0, 0, 0], *SURE), link(around(-0.1), *SURE), False),
@@ -190,13 +200,14 @@ def test_when_a_link_is_slower_for_certain(title: str, top: Estimate, other: Est
     assert differs(top, other, 2, 0.02) is is_slower
 
 
-# Student's t for 95% and 40 degrees of freedom is 2.0211, so of two errors of 0.005 the interval is ±0.0143.
+# Student's t for 95% and the 20 degrees of freedom of their label is 2.0860, so of two errors of 0.005 the interval is
+# ±0.0148.
 @pytest.mark.parametrize(
     ("title", "a", "b", "tied"),
     [
-        ("near", link(around(0), 0.005, 20), link(around(-0.0056), 0.005, 20), True),
-        ("near, the other way", link(around(-0.0056), 0.005, 20), link(around(0), 0.005, 20), True),
-        ("its interval reaches beyond δ", link(around(0), 0.005, 20), link(around(-0.0058), 0.005, 20), False),
+        ("near", link(around(0), 0.005, 20), link(around(-0.0052), 0.005, 20), True),
+        ("near, the other way", link(around(-0.0052), 0.005, 20), link(around(0), 0.005, 20), True),
+        ("its interval reaches beyond δ", link(around(0), 0.005, 20), link(around(-0.0053), 0.005, 20), False),
         ("equal but noisy", link(around(0), 0.01, 20), link(around(0), 0.01, 20), False),
         ("exactly δ apart", link([0.0] * 5, 0.0, 20), link([-0.02] * 5, 0.0, 20), True),
         ("whatever their rate", link(around(5), 0.0, 20), link(around(5.01), 0.0, 20), True),

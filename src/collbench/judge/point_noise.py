@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import combinations, pairwise
+from itertools import combinations
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-from collbench.judge.stats import MIN_TRIALS, chi_square, noisier, squares, trial_seconds
+from collbench.judge.stats import MIN_TRIALS, chi_square, noisier, resemblance, squares, trial_seconds
 from collbench.judge.tiers import pair_labels
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Noise, Run
@@ -21,10 +21,8 @@ _MIN_FREEDOM = 30
 # A data point is left out of its kind's σ if chance spreads trials so much only once in a thousand cases.
 _PART_LEVEL = 0.999
 _MIN_SIGMA = 1e-6  # times have seven digits
-# Trials count as resembling those before, or as not normal, if chance shows as much in one of twenty runs.
+# Trials count as not normal if chance shows as much in one of twenty runs.
 _SEEN = NormalDist().inv_cdf(0.95)
-_MAX_CORRELATED = 0.9
-_MAX_SQUARE = 9.0  # of a difference, in its variances: a wild trial shows nothing about the others
 # Of three normal trials, the angle whose tangent is |a − b|/(√3 (a + b)), for gaps a and b between them in order, is
 # uniform from 0 to 30°, whatever σ. So the smaller gap over a + b has this mean and standard deviation.
 _TAN = -6 / math.pi * math.log(math.cos(math.pi / 6))
@@ -34,12 +32,11 @@ _GAP_DEVIATION = math.sqrt(3 * (_TAN_SQUARE - _TAN**2)) / 2
 
 
 class _Spread(NamedTuple):
-    """What some trials show, in logs: squares around their mean, next and second next differences, gaps of triples."""
+    """What some trials show: their logs, the squares around these logs' mean, gaps of triples."""
 
+    logs: tuple[float, ...]
     squares: float
     freedom: int
-    next_ones: tuple[float, ...]
-    second_ones: tuple[float, ...]
     gaps: tuple[float, ...]
 
 
@@ -71,9 +68,9 @@ def note_noise(run: Run) -> None:
                 if point.freedom < _MIN_FREEDOM:
                     point.sigma, point.freedom = sigma, freedom
     known = [point for point in points if point.freedom >= _MIN_FREEDOM]
-    widening, uneven = _widening(known), _is_uneven(known)
+    alike, uneven = resemblance((point.spread.logs, point.sigma) for point in known), _is_uneven(known)
     for point in known:
-        point.measurement.noise = Noise(point.sigma, float(point.freedom), widening, uneven)
+        point.measurement.noise = Noise(point.sigma, float(point.freedom), alike.seen, uneven, alike.at_most)
     for own in (
         lambda point: point.kind,
         lambda point: (point.kind[:3], point.measurement.point.members),
@@ -105,14 +102,8 @@ def _points(run: Run) -> list[_Point]:
 
 @lru_cache(1 << 15)
 def _spread(trials: tuple[float, ...]) -> _Spread:
-    logs = [math.log(seconds) for seconds in trials]
-    return _Spread(
-        squares=squares(logs),
-        freedom=len(logs) - 1,
-        next_ones=tuple((b - a) ** 2 for a, b in pairwise(logs)),
-        second_ones=tuple((b - a) ** 2 for a, b in zip(logs, logs[2:], strict=False)),
-        gaps=tuple(_gaps(logs)),
-    )
+    logs = tuple(math.log(seconds) for seconds in trials)
+    return _Spread(logs, squares(logs), len(logs) - 1, tuple(_gaps(logs)))
 
 
 def _gaps(logs: Sequence[float]) -> Iterator[float]:
@@ -132,27 +123,6 @@ def _sigma(spreads: Sequence[_Spread]) -> tuple[float, int]:
     alike = [spread for spread in spreads if spread.squares <= typical * chi_square(spread.freedom, _PART_LEVEL)]
     freedom = sum(spread.freedom for spread in alike)
     return max(_MIN_SIGMA, math.sqrt(math.fsum(spread.squares for spread in alike) / freedom)), freedom
-
-
-def _widening(points: Sequence[_Point]) -> float:
-    """Return by how much intervals are wider as trials resemble those before: √((1+ρ)/(1−ρ)), 1 if none shows it.
-
-    Two trials with another one between them differ by 1 + ρ times the square of that by which neighbors do.
-    """
-    near = far = 0.0
-    excesses = []
-    for point in points:
-        most, weight = _MAX_SQUARE * 2 * point.sigma**2, len(point.spread.second_ones) / point.sigma**2
-        one, two = (
-            weight * math.fsum(min(square, most) for square in squares) / len(squares)
-            for squares in (point.spread.next_ones, point.spread.second_ones)
-        )
-        near, far = near + one, far + two
-        excesses.append(two - one)
-    if not excesses or math.fsum(excesses) <= _SEEN * math.sqrt(math.fsum(value**2 for value in excesses)):
-        return 1.0
-    correlation = min(_MAX_CORRELATED, far / near - 1) if near else _MAX_CORRELATED
-    return math.sqrt((1 + correlation) / (1 - correlation))
 
 
 def _is_uneven(points: Sequence[_Point]) -> bool:

@@ -7,9 +7,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import NormalDist, median  # of a few values; numpy takes 20 µs for the same
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,6 +155,78 @@ def noise_of_kinds(
 def widening(measurements: Iterable[Measurement]) -> float:
     """Return by how much errors are larger because the run's trials resemble those before; 1 where nothing shows it."""
     return max((timed.noise.widening for timed in measurements if timed.noise is not None), default=1.0)
+
+
+def most_widening(measurements: Iterable[Measurement]) -> float | None:
+    """Return by how much they may be larger at most, as far as the run's trials show; None if it notes nothing."""
+    noises = [timed.noise for timed in measurements if timed.noise is not None]
+    return max((most for noise in noises if (most := noise.most_widening) is not None), default=None)
+
+
+# Trials count as resembling those before if chance shows as much in one of forty runs; what one of twenty excludes is
+# not feared. Few points exclude hardly any ρ: then what is not seen counts up to a limit, at which one of six pairs is
+# still found if it is 8% slow and σ is 2% (benchmarks/ties.py).
+_RESEMBLING, _EXCLUDED = map(NormalDist().inv_cdf, (0.975, 0.95))
+_MAX_CORRELATED, _MAX_UNSEEN, _FEW_POINTS = 0.9, 0.75, 10
+# A wild trial shows nothing about the others: further than this from the median, in σ, all trials count as equally far.
+_FAR = 3.0
+
+
+class Resemblance(NamedTuple):
+    """By how much errors are larger as trials resemble those before: √((1+ρ)/(1−ρ)), as far as seen, and at most."""
+
+    seen: float = 1.0
+    at_most: float = 1.0
+
+
+def resemblance(points: Iterable[tuple[Sequence[float], float]]) -> Resemblance:
+    """Return how much more some points' medians err if trials are AR(1), from each one's log trials in order and its σ.
+
+    Neighbors then differ by less than any two trials. [von Neumann, Ann. Math. Stat. 12 (1941)] `seen` is 1 if chance
+    may show as much. `at_most` has the largest ρ that the trials do not exclude, of few points at most 0.75 if none is
+    seen. Both are 1 where no trial shows any noise.
+    """
+    spreads, excesses, counts = [], [], Counter[int]()
+    for logs, sigma in points:
+        if len(logs) < MIN_TRIALS or sigma <= 0:
+            continue
+        middle = median(logs)
+        near = [min(_FAR, max(-_FAR, (value - middle) / sigma)) for value in logs]
+        spreads.append(2 * squares(near))
+        excesses.append(spreads[-1] - math.fsum((b - a) ** 2 for a, b in pairwise(near)))
+        counts[len(logs)] += 1
+    total = math.fsum(spreads)
+    if not total:
+        return Resemblance()
+    # The variance of an excess is 4 (R − 2) σ⁴ with normal noise; few points show that of another noise badly.
+    freedom = sum((trials - 1) * count for trials, count in counts.items())
+    normal = math.sqrt(sum((trials - 2) * count for trials, count in counts.items())) * total / freedom
+    excess, error = math.fsum(excesses), max(normal, math.sqrt(math.fsum(value**2 for value in excesses)))
+    at_most = _correlation(1 - (excess + _EXCLUDED * error) / total, counts)
+    if excess <= _RESEMBLING * error:
+        return Resemblance(1.0, widened_by(min(at_most, _MAX_UNSEEN) if len(excesses) < _FEW_POINTS else at_most))
+    return Resemblance(widened_by(_correlation(1 - excess / total, counts)), widened_by(at_most))
+
+
+def widened_by(rho: float) -> float:
+    """Return by how much the errors of medians are larger: √((1+ρ)/(1−ρ))."""
+    return math.sqrt((1 + rho) / (1 - rho))
+
+
+def _correlation(ratio: float, counts: Mapping[int, int]) -> float:
+    """Return ρ by the squares of neighbors over those of any two trials; `counts` is of points by number of trials."""
+    low, high = 0.0, _MAX_CORRELATED
+    neighbors = sum((trials - 1) * count for trials, count in counts.items())
+    for _ in range(20):
+        rho = (low + high) / 2
+        any_two = sum((trials - 1) * count * (1 - _mean_correlation(rho, trials)) for trials, count in counts.items())
+        low, high = (rho, high) if (1 - rho) * neighbors > ratio * any_two else (low, rho)
+    return low
+
+
+def _mean_correlation(rho: float, trials: int) -> float:
+    """Return the mean correlation of two trials of AR(1)."""
+    return 2 * rho / (trials - 1) / (1 - rho) * (1 - (1 - rho**trials) / (trials * (1 - rho)))
 
 
 # Trials have noise of their own where those of their kind would spread so much once in a hundred cases at most. Each

@@ -19,12 +19,15 @@ from collbench.judge.stats import (
     exceeds,
     log_rates,
     median_deviation,
+    most_widening,
     noise_of_kinds,
     own_noise,
     range_quantile,
+    resemblance,
     simultaneous_quantile,
     summarize,
     trial_noise,
+    widened_by,
     widening,
 )
 from collbench.model.operations import Endpoints, Operation, Registration, Variant, Work
@@ -55,6 +58,7 @@ TRIALS_WITH_AN_OUTLIER = 7
 class Estimate:
     """A link's log bandwidth: the median of its trials (ascending), its standard error with degrees of freedom.
 
+    Trials may resemble those before by more than is seen: then errors may be `doubt` times as large.
     `error` is from the noise of all links of its label, `cautious_error` from its own noise if that is much larger. A
     claim that it is equal to another rests on `own_noise` if its trials show that it has noise of its own.
     """
@@ -66,6 +70,7 @@ class Estimate:
     cautious_error: float
     freedom: float
     own_noise: OwnNoise | None = None
+    doubt: float = 1.0
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -118,8 +123,9 @@ def estimates_of(
 
     What was `measured` shows whether trials resemble those before, and whether their noise is uneven.
     """
-    wider, uneven = widening(measured), any(timed.noise is not None and timed.noise.uneven for timed in measured)
+    uneven = any(timed.noise is not None and timed.noise.uneven for timed in measured)
     noise, freedom = noise_of_kinds(logs, labels, uneven=uneven), Counter[str]()
+    wider, widest = _widening(logs, noise, measured)
     for link, given in logs.items():
         freedom[labels[link]] += len(given) - 1
     estimated = {}
@@ -134,8 +140,29 @@ def estimates_of(
             cautious_error=(own if own > NOISIER * pooled else pooled) * per_noise,
             freedom=_FREEDOM_SHARE * freedom[label],
             own_noise=own_noise([(trials, pooled)]),
+            doubt=widest / wider,
         )
     return estimated
+
+
+def _widening(
+    logs: Mapping[Point, Sequence[float]], noise: Mapping[Point, float], measured: Collection[Measurement]
+) -> tuple[float, float]:
+    """Return by how much errors are larger as trials resemble those before: as far as seen, and at most.
+
+    The whole run shows it. Points with more trials than the others show it themselves, too: theirs follow each other
+    sooner, so that they resemble each other more. So do those of a run that is too short to show the noise of a kind.
+    """
+    wider, widest = widening(measured), most_widening(measured)
+    fewest, most = (count(map(len, logs.values()), default=0) for count in (min, max))
+    if widest is not None and fewest < _PUBLISHING_TRIALS:
+        return wider, widest
+    own = resemblance((trials, noise[point]) for point, trials in logs.items())
+    wider, at_most = max(wider, own.seen), own.at_most
+    if widest is not None and own.seen == 1:  # of AR(1) in time: ρ of a part of the time between trials of the others
+        rho = (widest**2 - 1) / (widest**2 + 1)
+        at_most = max(widest, min(at_most, widened_by(rho ** (MIN_TRIALS / most))))
+    return wider, max(wider, at_most)
 
 
 def margin(a: Estimate, b: Estimate, count: int) -> float:
@@ -152,7 +179,8 @@ def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
     """Return whether one of `count` links is slower than another by more than δ, significantly.
 
     Two further conditions guard against a link that is noisier than its pool, or has a few wild trials: nearly all of
-    its trials are slower than the other's median, and nearly all of the other's are faster than its own median.
+    its trials are slower than the other's median, and nearly all of the other's are faster than its own median. A third
+    one guards against trials that resemble those before: equal links differ by no more than the margin at its widest.
     """
     if min(len(top.trials), len(other.trials)) < MIN_TRIALS:
         return False  # a trial or two show no noise, so everything would look certain
@@ -160,7 +188,8 @@ def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
         return False
     slower = _by_own_noise(other)
     slower = replace(slower, error=max(slower.error, other.cautious_error))
-    return top.middle - other.middle > delta + margin(_by_own_noise(top), slower, count)
+    noise = margin(_by_own_noise(top), slower, count)
+    return top.middle - other.middle > max(delta + noise, noise * max(top.doubt, other.doubt))
 
 
 def _by_own_noise(estimate: Estimate) -> Estimate:
@@ -189,17 +218,18 @@ def chance_of_no_tie(a: Estimate, b: Estimate, delta: float) -> float:
     Each link counts with its own noise where its trials show that it is noisier than its label, so more noise never
     makes a tie. A trial or two show no noise: then it is 1. [Schuirmann, J. Pharmacokin. Biopharm. 15 (1987)]
     """
-    if min(len(a.trials), len(b.trials)) < MIN_TRIALS:
+    fewest = min(len(a.trials), len(b.trials))
+    if fewest < MIN_TRIALS:
         return 1.0
-    parts = [_variance(estimate) for estimate in (a, b)]
-    error = math.sqrt(sum(variance for variance, _ in parts))
+    a, b = map(_by_own_noise, (a, b))
+    # Few trials that resemble each other are near each other, whatever their noise.
+    error = math.hypot(a.error, b.error) * (max(a.doubt, b.doubt) if fewest < _PUBLISHING_TRIALS else 1.0)
     room = round(delta - abs(a.middle - b.middle), 12)
     if room < 0 or error == 0:
         return float(room < 0)
     if room == 0:  # as of times in whole ticks
         return 0.5
-    freedom = error**4 / sum(variance**2 / freedom for variance, freedom in parts if variance)
-    return exceeds(room / error, max(freedom, 0.5))
+    return exceeds(room / error, _freedom(a, b))
 
 
 def _variance(estimate: Estimate) -> tuple[float, float]:
@@ -224,8 +254,11 @@ def tied_with(best: Estimate, others: Mapping[Members, Estimate], delta: float) 
 
 
 def _freedom(a: Estimate, b: Estimate) -> float:
-    """Return the degrees of freedom of a difference (Welch–Satterthwaite), rounded down so that few differ."""
-    if a.label == b.label:
+    """Return the degrees of freedom of a difference (Welch–Satterthwaite), rounded down so that few differ.
+
+    Links of one label share the noise that these are of, unless one of them has its own.
+    """
+    if (a.label, a.freedom) == (b.label, b.freedom):
         exact = a.freedom
     else:
         parts = sum(part.error**4 / part.freedom for part in (a, b) if part.freedom)

@@ -77,8 +77,8 @@ def _noise_is_stable(trials: Sequence[float]) -> bool:
 
 # The error of a data point's median, a ratio, at which a pair that is 8% slow is found 99 times of 100
 # (benchmarks/ties.py).
-_ERROR = 0.008
-# At σ = 2% ten trials reach it and at 2.4% fifteen. Up to 4% fifteen still help; above, a first look cannot decide.
+_ERROR = 0.0075
+# At σ = 2% twelve trials reach it and at 2.3% fifteen. Up to 4% fifteen still help; above, a first look cannot decide.
 _MAX_NOISE = 0.04
 _MAX_TRIALS = 15
 
@@ -91,7 +91,7 @@ def undecided(measurements: Sequence[Measurement], paths: Sequence[Path]) -> dic
     if len(measurements) < 2:
         return {}  # there is nothing to compare it with
     labels = {frozenset(path.devices): path.label for path in paths}
-    more = {}
+    more: dict[DataPoint, int] = {}
     for pool in grouped((labels.get(frozenset(timed.point.members), "?"), timed) for timed in measurements).values():
         trials = trials_wanted([[*map(math.log, trial_seconds(m))] for m in pool])
         more |= {timed.point: trials - len(timed.samples) for timed in pool if len(timed.samples) < trials}

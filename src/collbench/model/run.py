@@ -310,6 +310,7 @@ class Noise:
     freedom: Positive  # the degrees of freedom that `sigma` rests on
     widening: Positive = 1.0  # of intervals, because trials resemble those before
     uneven: bool = False  # not as normal noise is: two of three trials are close, and the third is far
+    most_widening: Positive | None = None  # the largest that the trials allow (95%); None in older files
 
 
 @dataclass(slots=True)
