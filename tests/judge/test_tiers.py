@@ -251,7 +251,16 @@ def ranking(tiers: tuple[int, ...] = (1, 1, 1), **more: object) -> Ranking:
         for pair, tier in zip(PAIRS, tiers, strict=False)
     )
     plain = Ranking(
-        Work(Operation.ALLREDUCE), GIB, "pair", standings, delta=0.02, noise=0.0, spread=0.0, equal=True, trials=3
+        Work(Operation.ALLREDUCE),
+        GIB,
+        "pair",
+        standings,
+        delta=0.02,
+        noise=0.0,
+        significant=0.02,
+        spread=0.0,
+        equal=True,
+        trials=3,
     )
     return replace(plain, **more)  # type: ignore[arg-type]
 
@@ -372,6 +381,7 @@ def test_noise_is_between_the_best_and_another() -> None:
     found = rank_pairs(run, Operation.ALLREDUCE, GIB)
     assert found is not None
     assert found.noise == margin(best, other, 2)
+    assert found.significant == max(found.delta + found.noise, found.noise * best.doubt)
     assert ranked(2, lambda a, b: trials[0, 1]).noise == 0.0
 
 

@@ -188,8 +188,13 @@ def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
         return False
     slower = _by_own_noise(other)
     slower = replace(slower, error=max(slower.error, other.cautious_error))
-    noise = margin(_by_own_noise(top), slower, count)
-    return top.middle - other.middle > max(delta + noise, noise * max(top.doubt, other.doubt))
+    return top.middle - other.middle > _least(_by_own_noise(top), slower, count, delta)
+
+
+def _least(a: Estimate, b: Estimate, count: int, delta: float) -> float:
+    """Return how far apart two of `count` links have to be to be called different, a ratio."""
+    noise = margin(a, b, count)
+    return max(delta + noise, noise * max(a.doubt, b.doubt))
 
 
 def _by_own_noise(estimate: Estimate) -> Estimate:
@@ -319,9 +324,10 @@ class Ranking:
     """All links, pairs or devices (`kind`) of one work and size, best first.
 
     Ratios: `spread` is (best − worst) / best; `delta` the largest difference that changes no decision; `noise` how far
-    apart equal sets may look. `equal`: each is shown to be within δ of the best. `trials` is the smallest number that
-    any set got. `failed` are the sets where something failed, moved wrong data or was faster than the hardware can be,
-    `impossible` those of them with only the last, `missing` those without a figure.
+    apart equal sets may look; `significant` how far apart sets of typical noise have to be to be different. `equal`:
+    each is shown to be within δ of the best. `trials` is the smallest number that any set got. `failed` are the sets
+    where something failed, moved wrong data or was faster than the hardware can be, `impossible` those of them with
+    only the last, `missing` those without a figure.
     """
 
     work: Work
@@ -330,6 +336,7 @@ class Ranking:
     standings: tuple[RankedLink, ...]
     delta: float
     noise: float
+    significant: float
     spread: float
     equal: bool
     trials: int
@@ -504,6 +511,7 @@ def _ranking(
         standings=tuple(map(standing, order, tiers)),
         delta=delta,
         noise=max((margin(best, other, len(ordered)) for other in others.values()), default=0.0),
+        significant=max((_least(best, other, len(ordered), delta) for other in others.values()), default=delta),
         spread=1 - math.exp(ordered[-1].middle - ordered[0].middle),
         equal=all(ties(best, other, delta) for other in others.values()),
         trials=min(len(estimate.trials) for estimate in ordered),

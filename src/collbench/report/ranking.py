@@ -312,8 +312,9 @@ def resolution(ranking: Ranking) -> Iterator[Text]:
     if trials < MIN_TRIALS:
         shown = f"Nothing is significant: some have {trials} of the {MIN_TRIALS} trials needed to estimate noise."
     else:
-        least = f"{ranking.delta + ranking.noise:.1%}"
-        shown = f"Differences above {least} are significant at typical noise ({trials} trials or more)."
+        shown = (
+            f"Differences above {ranking.significant:.1%} are significant at typical noise ({trials} trials or more)."
+        )
     if len(ranking.standings) > 1:
         yield Text(shown)
 
