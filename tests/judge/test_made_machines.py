@@ -41,6 +41,8 @@ def test_no_noise_lifts_a_copy_through_host_memory_above_its_slots(monkeypatch: 
         ("slow socket link one way", "normal", 11, (9,)),
         ("slow root", "normal", 11, (4,)),
         ("slow uplink", "two modes", 41, (3, 7)),  # only the mean of all copies below shows it
+        ("slow slot and slow root", "normal", 30321, (0, 1, 2)),  # a third part was unsaid
+        ("slow slot and slow socket link", "normal", 30312, (0, 49)),  # "either" hid the link between sockets
     ],
 )
 def test_a_fault_on_which_the_judge_once_erred_is_named(

@@ -185,7 +185,7 @@ def blames(
                     )
                     # Of GPUs that are slow together, the last has no link that is not another's, too.
                     mine = ours & crossing or (of_all & crossing if element.part is Part.GPU else frozenset())
-                    if element.shared and mine:
+                    if mine and (element.shared or element.either):
                         groups.append(on_element(facts, element, mine))
                     elif not element.shared:
                         alone |= ours & crossing

@@ -297,27 +297,44 @@ def _agreed(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:
     ]
     together = ((one[0] | other[0], one[1] | other[1]) for one, other in combinations(single, 2))
     parts = chained([*(gone for gone, _ in single), *(gone for gone, new in together if (gone, new) not in changes)])
-    yield from (element for element in first if not any(_called(element) in part for part in parts))
+    sure = [element for element in first if not any(_called(element) in part for part in parts)]
+    yield from sure
+    open_ways: list[tuple[list[Element], list[Element]]] = []
     for part in parts:
         ways = [part, *(part - gone | new for gone, new in changes if gone <= part)]
         # Nothing is sure that another explanation does without, and two of many ways to see several say too little.
         if all(ways) and (len(part) == 1 or len(first) < 3):
-            yield _either(*([called[name] for name in way] for way in ways[:2]))
+            one, other = ([called[name] for name in way] for way in ways[:2])
+            open_ways.append((one, other))
+    certain = [_crossing(sure), *(_crossing(one) & _crossing(other) for one, other in open_ways)]
+    for place, (one, other) in enumerate(open_ways, 1):
+        elsewhere = frozenset[Link]().union(*certain[:place], *certain[place + 1 :])
+        yield _either(one, other, elsewhere - certain[place])
+
+
+def _crossing(elements: Iterable[Element]) -> frozenset[Link]:
+    return frozenset[Link]().union(*(element.links for element in elements))
 
 
 def _called(element: Element) -> object:
     return element.devices if element.of_gpu else (element.part, element.devices)
 
 
-def _either(*ways: Sequence[Element]) -> Element:
-    both = [element for way in ways for element in way]
-    devices = tuple(sorted({device for element in both for device in element.devices}))
-    links = frozenset[Link]().union(*(element.links for element in both))
-    out, into = (frozenset[int]().union(*hosts) for hosts in zip(*((one.out, one.into) for one in both), strict=True))
+def _either(one: Sequence[Element], other: Sequence[Element], elsewhere: frozenset[Link]) -> Element:
+    """Return one way to explain or the other as an element: what crosses them, but for links explained elsewhere.
+
+    Copies with host memory tell of it only if they cross both.
+    """
+
+    def hosts(name: str) -> frozenset[int]:
+        first, second = (frozenset[int]().union(*(getattr(part, name) for part in way)) for way in (one, other))
+        return first & second
+
+    devices = tuple(sorted({device for part in (*one, *other) for device in part.devices}))
     either = tuple(
-        tuple(sorted(way, key=lambda part: (part.devices, part.part is Part.PATH, part.part))) for way in ways
+        tuple(sorted(way, key=lambda part: (part.devices, part.part is Part.PATH, part.part))) for way in (one, other)
     )
-    return Element(Part.EITHER, devices, links, out, into, either)
+    return Element(Part.EITHER, devices, _crossing([*one, *other]) - elsewhere, hosts("out"), hosts("into"), either)
 
 
 def _distinct(candidates: Iterable[Element], seen: Sequence[_Seen]) -> list[Element]:
