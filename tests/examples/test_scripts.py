@@ -48,7 +48,7 @@ def test_the_init_container_checks_what_the_training_container_gets() -> None:
 
 def assert_accepted(args: list[str]) -> None:
     """Fail the test if collbench does not accept these arguments."""
-    context = click.Context(cli, info_name="collbench")
+    context = click.Context(cli, info_name="collbench", **cli.context_settings)  # click keeps a command's -h, --help
     command = cli.get_command(context, args[0])
     assert command is not None
     command.make_context(args[0], list(args[1:]), parent=context)
