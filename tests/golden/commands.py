@@ -258,8 +258,8 @@ COMMANDS = {
     "predict-curves": "predict h200x4-allreduce.json h200x4-allgather.json h200x4-reducescatter.json --gpus 4"
     " --params 8.03B --layers 32 --strategy zero3",
     "predict-json": "predict h200x4.json --params 124M --gpus 2 --json",
-    "predict-job": "predict ddp-job.json pairs-4.json --recorded-links h200x4.json",
-    "predict-job-json": "predict ddp-job.json pairs-4.json --recorded-links h200x4.json --devices 2,3 --json",
+    "predict-job": "predict ddp-job.json pairs-8.json --recorded-links pairs-4.json",
+    "predict-job-json": "predict ddp-job.json pairs-8.json --recorded-links pairs-4.json --devices 2,3 --json",
     "replay": "replay ddp-job.json @2 --verbose",
     "replay-fsdp2": "replay fsdp2-job.json @4 --devices 0,2",
     "replay-json": "replay ddp-job.json @2 --json",

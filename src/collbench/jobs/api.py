@@ -413,6 +413,7 @@ def predict_job(
     new = _placed(runs, job, devices, name)
     if recorded:
         old = _placed(recorded, job, _all_of(recorded, job), name)
+        _check_one_kind(old.links.run, new.links.run)
     elif others := _other_variables(job, new.links.run):
         raise UsageError(
             f"the runs have other NCCL_* variables than the job ({', '.join(others)}): measure its links with the "
@@ -426,6 +427,19 @@ def predict_job(
                 f"{error}; or add a run of the links that the job used, with --recorded-links RUN"
             ) from error
     return prediction.predict_job(job, new, old)
+
+
+def _check_one_kind(recorded: Run, new: Run) -> None:
+    """Raise UsageError for links of which only some are simulated: their difference says nothing about any machine."""
+    kinds = [capabilities(run.backend).simulated for run in (recorded, new)]
+    if len({*kinds}) > 1:
+        which = (
+            "the job's links are simulated and the others measured",
+            "the job's links are measured and the others simulated",
+        )
+        raise UsageError(
+            f"{which[kinds[1]]}, and their difference says nothing about any machine: give measured runs of both"
+        )
 
 
 def _all_of(runs: NamedRuns, job: Job) -> str | None:

@@ -22,7 +22,7 @@ from collbench.jobs import job_file
 from collbench.jobs.job import JOB, Job
 from collbench.jobs.predict.network import BYTES, MAX_LAYERS, STRATEGIES, Step, parse_parameters
 from collbench.model.errors import ExitStatus, RunFileError, UsageError
-from collbench.model.run import BACKENDS
+from collbench.model.run import BACKENDS, SIM
 from collbench.model.units import amount
 from collbench.model.values import one_line
 from collbench.runfile import run_file
@@ -321,26 +321,37 @@ def predict(
 
 
 def _newest_saved(job: Job | None, devices: str | None, name: str) -> tuple[Path, list[NamedRun]]:
-    """Return the newest saved run that serves, and its file. Raises what is wrong with the newest if none does."""
+    """Return the newest saved run that serves, and its file. Raises what is wrong with the newest of GPUs if none does.
+
+    Simulated runs and those of CPU cores do not serve: nobody named them.
+    """
+    files = saved_files(NOTICES, of_links=True)
+    of_gpus = [path for path in files if _may_be_of_gpus(path)]
+    if not of_gpus:
+        simulated = [path for path in files if run_file.backend_of(path) == SIM.name]
+        named = f", or name a simulated run, as the newest: {simulated[0]}" if simulated else ""
+        raise UsageError(f"no saved run is of real GPUs: measure with 'collbench pairs' first{named}")
     refused: list[UsageError | RunFileError] = []
-    for path in saved_files(NOTICES, of_links=True):
+    for path in of_gpus:
         try:
             runs = _saved(path, job, devices, name)
         except (UsageError, RunFileError) as error:
             refused.append(error)
         else:
-            NOTICES.say(f"the newest saved run{' that serves here' if refused else ''}, {path}")
+            NOTICES.say(f"the newest saved run{' that serves here' if path is not files[0] else ''}, {path}")
             return path, runs
     raise refused[0]
 
 
+def _may_be_of_gpus(path: Path) -> bool:
+    backend = run_file.backend_of(path)  # by its name: there may be many
+    return backend not in BACKENDS or BACKENDS[backend].nvml
+
+
 def _saved(path: Path, job: Job | None, devices: str | None, name: str) -> list[NamedRun]:
-    """Return a saved run. Raises UsageError if it is of no real GPUs, or lacks a collective or the job's devices."""
+    """Return a saved run. Raises UsageError if it lacks a collective or the job's devices."""
     from collbench.jobs.predict.links import Links
 
-    backend = run_file.backend_of(path)  # by its name: there may be many
-    if backend in BACKENDS and not BACKENDS[backend].nvml:
-        raise UsageError(f"{path} is not of real GPUs: name a simulated run, or measure with 'collbench pairs' first")
     runs = load_named([path])
     links = Links(runs)
     if job is not None:

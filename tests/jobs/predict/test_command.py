@@ -220,6 +220,14 @@ def test_json_has_the_fields_of_the_page(program: Program, saved: Path) -> None:
             ("nowhere.json", "run.json", "--devices", "1,2"),
             "-o nowhere-devices.json; or add a run of the links that the job used, with --recorded-links",
         ),
+        (
+            ("job.json", "sim.json", "--recorded-links", "run.json"),
+            "the job's links are measured and the others simulated, and their difference says nothing about any",
+        ),
+        (
+            ("job.json", "run.json", "--recorded-links", "sim.json"),
+            "the job's links are simulated and the others measured, and their difference says nothing about any",
+        ),
         (  # --devices says where it would run, and the run has two more
             ("nowhere.json", "run.json", "--devices", "1,2", "--recorded-links", "run.json"),
             "nowhere.json does not say which devices its ranks had: write a copy that does",
@@ -313,7 +321,11 @@ def test_without_a_run_the_newest_measured_one_is_taken_and_named_and_never_a_si
     run_file.save(simulated("nvlink-pairs-2x2"), newest := folder / "20261122T000000Z-sim-pairs-1.json")
     refused = program("predict", "--params", "124M")
     assert (refused.status, refused.out) == (2, "")
-    assert f"{newest} is not of real GPUs: name a simulated run, or measure with" in refused.line
+    assert "no saved run is of real GPUs: measure with 'collbench pairs' first, or name a simulated" in refused.line
+    assert refused.line.endswith(f"as the newest: {newest}")
+    run_file.save(replace(NVLINK_PAIRS, measurements=[]), small := folder / "20261120T000000Z-cuda-copies-1.json")
+    refused = program("predict", "--params", "124M")
+    assert f"{small}: no all-reduce, all-gather or reduce-scatter was measured" in refused.line, "not the simulated one"
     assert program("predict", str(newest), "--params", "124M").status == 0
     run_file.save(NVLINK_PAIRS, measured := folder / "20261121T000000Z-cuda-pairs-1.json")
     taken = program("predict", "--params", "124M")
