@@ -126,29 +126,35 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[P
     title = f"{ranking.operation} at {size}, {unit} (95% interval; up to {ranking.delta:.1%} is a tie)"
     yield prose(f"{sim(run)}pairs by {title}")
     others = {operation: size for operation, size in _mapped(run).items() if operation is not ranking.operation}
-    # The interval and the comparison are those of the operation that ranks.
-    heads = ["tier", "pair", "label", ranking.operation, "interval", "vs best", *others]
     rankings = [rank_pairs(run, operation, size_bytes) for operation, size_bytes in others.items()]
     figures = [
         {standing.pair: value(standing.seconds, standing.gbs, unit) for standing in each.standings} if each else {}
         for each in rankings
     ]
-    last, shown = -1, list[tuple[str, ...]]()
+    last, shown = -1, list[dict[str, str]]()
     for index in _kept_rows(ranking, rows):
         standing, hidden = ranking.standings[index], ranking.standings[last + 1 : index]
         if hidden:
             whole_tiers = {standing.tier for standing in hidden} - {standing.tier, ranking.standings[last].tier}
             of_tiers = f" of {amount(len(whole_tiers), 'tier')}" if whole_tiers else ""
-            shown.append(("…", f"{len(hidden)} more{of_tiers}"))
+            shown.append({"tier": "…", "pair": f"{len(hidden)} more{of_tiers}"})
         last = index
         middle = value(standing.seconds, standing.gbs, unit)
         # A time is the longer, the lower the rate.
         ends = sorted(value(standing.seconds * standing.gbs / gbs, gbs, unit) for gbs in standing.interval or ())
-        interval, relation = "-".join(f"{end:.1f}" for end in ends) or "-", standing.relation.value
+        # The interval and the comparison are those of the operation that ranks.
+        row: dict[str, str] = {
+            "tier": str(standing.tier),
+            "pair": tags(standing.pair, run.devices, "-"),
+            "label": standing.label,
+            ranking.operation: f"{middle:.1f}",
+            "interval": "-".join(f"{end:.1f}" for end in ends) or "-",
+            "vs best": standing.relation.value,
+        }
         rates = (f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in figures)
-        pair = tags(standing.pair, run.devices, "-")
-        shown.append((str(standing.tier), pair, standing.label, f"{middle:.1f}", interval, relation, *rates))
-    yield table(*heads, rows=shown, left=heads[:3] + heads[5:6])
+        shown.append(row | dict(zip(others, rates, strict=True)))
+    cells = [row.values() for row in shown]
+    yield table(*shown[-1], rows=cells, left=("tier", "pair", "label", "vs best"))
     yield Text(sentence(verdict_of(ranking)))
     yield from undecided(standing.relation for standing in ranking.standings)
 
