@@ -60,6 +60,7 @@ FAULTS = [
             "slow pair",
             "slow uplink",
             "slow root",
+            "one slow root",
             "slow socket link",
             "slow socket link one way",
             "all slow",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 from math import inf, sqrt
 
 import numpy as np
@@ -45,6 +45,7 @@ NOISES: dict[str, Callable[[float, np.random.Generator, Made], Noise]] = {
 }
 
 _OF_GPU = (Part.GPU, Part.ONE_DIRECTION)
+_FORWARDS = (Part.FORWARDING, Part.FORWARDING_ROOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +160,8 @@ def _names(verdict: Verdict, truth: Truth, made: Made) -> bool:
         refused = truth.seen == "peers_refused" and verdict.kind is Kind.P2P_CAP_MISMATCH
         at = truth.gpu in (None, *verdict.cause.devices, *verdict.members)
         return refused or (verdict.cause.name == truth.seen and at)
-    if verdict.cause.either:
-        return any(_is_at(part, truth) for parts in verdict.cause.either for part in parts)
+    if verdict.cause.either or truth.kind == "one slow root":
+        return any(_is_at(part, truth) for part in [*chain(*verdict.cause.either)] or [verdict.cause])
     gpu = verdict.members[0] if len(verdict.members) == 1 else None
     if verdict.cause.name in _OF_GPU:
         (gpu,) = verdict.cause.devices
@@ -177,6 +178,8 @@ def _names(verdict: Verdict, truth: Truth, made: Made) -> bool:
 def _is_at(part: Cause, truth: Truth) -> bool:
     if part.name in _OF_GPU:
         return part.devices == (truth.gpu,)
+    if truth.kind == "one slow root":
+        return part.name in _FORWARDS and {*part.devices} == truth.gpus
     if part.name in (Part.UPLINK, Part.ROOT):
         return truth.gpu is None and all((a in part.devices) != (b in part.devices) for a, b in truth.links)
     return truth.gpu is None and {gpu for link in truth.links for gpu in link} <= {*part.devices}

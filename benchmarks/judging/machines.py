@@ -167,7 +167,8 @@ class _Tree:
             if self.label(a, b) != "PIX":
                 across = self.sockets[a] != self.sockets[b]
                 socket = (f"socket {self.sockets[a]} to {self.sockets[b]}",) if across else (f"root {self.sockets[a]}",)
-                above = () if self.label(a, b) == "PXB" else socket
+                leaves = (f"leaves {self.sockets[a]}", f"enters {self.sockets[b]}") if across else ()
+                above = () if self.label(a, b) == "PXB" else (*leaves, *socket)
                 middle = (*self._port(a, "up"), *above, *self._port(b, "down"))
             routes[a, b] = (f"slot {a} out", *middle, f"slot {b} in")
         return routes
@@ -209,7 +210,7 @@ def _with_capacities(tree: _Tree, rng: np.random.Generator) -> _Tree:
     forwards = reached * float(rng.choice([2.0, 4.0, 8.0]))
     across = reached * float(rng.choice([0.85, 1.0, 2.0]))
     for socket in set(sockets):
-        tree.capacity[f"root {socket}"] = forwards
+        tree.capacity |= {f"root {socket}": forwards, f"leaves {socket}": forwards, f"enters {socket}": forwards}
     for one, other in permutations(set(sockets), 2):
         tree.capacity[f"socket {one} to {other}"] = across
         tree.shared.append(f"socket {one} to {other}")
@@ -547,6 +548,24 @@ def slow_root(made: Made, _rng: np.random.Generator) -> Made | None:
     return made.slowed(slow, Truth("slow root", None, links))
 
 
+def one_root(made: Made, rng: np.random.Generator) -> Made | None:
+    """The root complex of one of two sockets forwards copies between GPUs slowly, also from or to the other, or both.
+
+    Copies with host memory are as fast as ever. The other socket has pairs across its root complex to compare with.
+    """
+    socket, ways = int(rng.integers(2)), (("leaves",), ("enters",), ("leaves", "enters"))[int(rng.integers(3))]
+    slower, slot = float(rng.uniform(0.2, 0.7)), made.capacity["slot 0 in"]
+    node = [device.numa_node for device in made.devices]
+    compared = {node[path.devices[0]] for path in made.paths if path.label == "NODE"}
+    if made.family != "pcie" or made.count < 6 or compared != {0, 1}:  # of one pair, it may be the pair's own path
+        return None
+    parts = [f"{part} {socket}" for part in ("root", *ways)]
+    links = frozenset(link for link in permutations(range(made.count), 2) if set(parts) & set(made.routes[link]))
+    slow = {name: slower * slot / made.capacity[name] for name in parts}
+    gpus = frozenset(gpu for gpu in range(made.count) if node[gpu] == socket)
+    return made.slowed(slow, Truth("one slow root", None, links, gpus=gpus))
+
+
 def other_product(made: Made, rng: np.random.Generator) -> Made | None:
     """No fault: one card is of an older kind, in a slot of its own generation."""
     if made.family != "pcie" or made.devices[0].pcie_generation != 5:
@@ -586,6 +605,7 @@ FAULTS: dict[str, Callable[[Made, np.random.Generator], Made | None]] = {
     "slow pair": slow_pair,
     "slow uplink": slow_switch,
     "slow root": slow_root,
+    "one slow root": one_root,
     "slow direction": slow_direction,
     "slow socket link": slow_sockets,
     "socket link at a quarter": partial(slow_sockets, of_slot=False),

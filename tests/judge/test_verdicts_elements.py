@@ -96,25 +96,25 @@ def of(cause: Cause) -> tuple[str, tuple[int, ...]]:
         (
             "the link between sockets",
             slow("sockets", at=0.25),
-            "peer traffic takes a detour: ACS",
+            "the link between the sockets of GPU0, GPU1, GPU2, GPU3, GPU4, GPU5, GPU6, GPU7, which copies through host",
             {(a, b) for a in range(4) for b in range(4, 8)},
         ),
         (
             "all root complexes",
             slow("roots", at=0.25),
-            "peer traffic takes a detour: ACS",
+            "the root complexes between GPU0, GPU1, GPU2, GPU3, GPU4, GPU5, GPU6, GPU7, which forward copies",
             {pair for pair, label in TREE.items() if label != "PIX"},
         ),
         (
             "the root complex of a socket",
             slow("root 0", at=0.25),
-            "peer traffic takes a detour: ACS",
+            "the root complexes between GPU0, GPU1, GPU2, GPU3, which forward copies",
             {(0, 2), (0, 3), (1, 2), (1, 3)},
         ),
         (
             "the root complex of either socket",
             slow("root 0", "root 1", at=0.25),
-            "peer traffic takes a detour: ACS",
+            "the root complexes between GPU0, GPU1, GPU2, GPU3, GPU4, GPU5, GPU6, GPU7, which forward copies",
             {pair for pair, label in TREE.items() if label == "NODE"},
         ),
     ],
@@ -125,6 +125,19 @@ def test_one_slow_element_is_the_one_verdict(
     (verdict,) = faults(on_tree(capacity))
     assert verdict.cause.text.startswith(cause)
     assert {frozenset(pair) for pair in verdict.pairs} == {frozenset(pair) for pair in pairs if pair[0] != pair[1]}
+
+
+@pytest.mark.parametrize("at", [0.25, 0.6, 0.85])
+@pytest.mark.parametrize("ways", [("from",), ("to",), ("from", "to")])
+def test_a_root_complex_that_forwards_slowly_inside_its_socket_and_to_the_other_is_one_verdict(
+    at: float, ways: tuple[str, ...]
+) -> None:
+    """Copies with host memory are as fast as ever; at 0.85 of a slot those through it are hardly faster than P2P."""
+    leaving = [f"from socket {1 if way == 'from' else 0}" for way in ways]
+    (verdict,) = faults(on_tree(slow("root 1", *leaving, at=at)))
+    assert of(verdict.cause) == ("forwarding", (4, 5, 6, 7))
+    crossing = {(min(link), max(link)) for link in verdict.links | verdict.reach}
+    assert {(4, 6), (4, 7), (5, 6), (5, 7)} <= crossing
 
 
 @pytest.mark.parametrize("way", ["in", "out"])
@@ -548,11 +561,11 @@ def test_several_slow_gpus_over_pcie_are_named_and_no_uplink_above_two_of_them(s
     [
         (
             slow(*slot(6)) | slow("switch 0 up", "switch 0 down", at=0.6) | slow("root 1", at=0.25),
-            [("peer_detour", ()), ("gpu", (6,)), ("uplink", (0, 1))],
+            [("forwarding", (4, 5, 6, 7)), ("gpu", (6,)), ("uplink", (0, 1))],
         ),
         (
             slow(*slot(6)) | slow(*slot(1, "out"), at=0.6) | slow("root 0", at=0.25),
-            [("peer_detour", ()), ("gpu_direction", (1,)), ("gpu", (6,))],
+            [("forwarding", (0, 1, 2, 3)), ("gpu_direction", (1,)), ("gpu", (6,))],
         ),
         (
             slow("switch 0 up", "switch 0 down", at=0.6)

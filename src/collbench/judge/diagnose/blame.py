@@ -244,7 +244,8 @@ def together(facts: Facts, links: frozenset[Link], *, everything: bool) -> Blame
     pairs = {frozenset(link) for link in links}
     members = tuple(sorted({member for link in links for member in link}))
     labels = " and ".join(sorted({facts.label(link) for link in links}))
-    one_way = "" if both_ways(links) == links else " (one direction each)"
+    opposite = len(links) > len(pairs)
+    one_way = "" if both_ways(links) == links else " (some in one direction)" if opposite else " (one direction each)"
     return Blame(links, members, f"{every(len(pairs)) if everything else len(pairs)} {labels} pairs{one_way}")
 
 

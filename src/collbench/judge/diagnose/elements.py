@@ -54,6 +54,7 @@ class Part(StrEnum):
     UPLINK = "uplink"  # of the switch above the devices
     ROOT = "root"  # the root complex above them
     FORWARDING = "forwarding"  # between GPUs by root complexes, not to host memory
+    FORWARDING_ROOT = "forwarding_root"  # by one of them
     SOCKETS = "sockets"  # the link between sockets
     PATH = "path"  # what two devices share with no other
     EITHER = "either"  # two explanations that fit equally well
@@ -68,6 +69,10 @@ _CALLED = {
     Part.FORWARDING: (
         "the root complexes between {}",
         ", which forward copies between GPUs slowly (ACS, an IOMMU, or the CPU's own limit)",
+    ),
+    Part.FORWARDING_ROOT: (
+        "the PCIe root complex above {}",
+        ", which forwards copies between GPUs slowly (ACS, an IOMMU, or the CPU's own limit)",
     ),
     Part.SOCKETS: ("the link between the sockets of {}", ""),
     Part.PATH: ("the path between {}", ""),
@@ -555,46 +560,62 @@ def ports_of(gpus: Iterable[int], links: Collection[Link]) -> Iterator[Element]:
 def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
     """Yield the parts of the PCIe tree that labels tell of."""
     tree = {pair: path.in_tree for pair, path in facts.paths.items()}
-
-    def groups(labels: Collection[str], alone: Iterable[int] = ()) -> list[frozenset[int]]:
-        joined = (tuple(pair) for pair, label in tree.items() if label in labels)
-        islands = chained([*joined, *((gpu,) for gpu in alone)])
-        return sorted((frozenset(island) for island in islands), key=sorted)
-
-    nobody = frozenset[int]()
-
-    def element(
-        part: Part,
-        devices: Iterable[int],
-        crossing: Iterable[Link],
-        out: frozenset[int] = nobody,
-        into: frozenset[int] = nobody,
-    ) -> Element:
-        return Element(part, tuple(sorted(devices)), frozenset(crossing), out, into)
-
+    inside = frozenset(link for link in links if tree.get(frozenset(link)) in ("PHB", "NODE"))
     for labels in _BELOW:
-        part = Part.ROOT if "PHB" in labels else Part.UPLINK
-        for group in groups(labels):
-            devices = tuple(sorted(group))
-            up = frozenset((a, b) for a, b in links if a in group and b not in group)
-            down = frozenset((a, b) for a, b in links if b in group and a not in group)
+        for group in _groups(tree, labels):
+            up, down = _leaving(group, links)
+            devices, part = tuple(sorted(group)), Part.ROOT if "PHB" in labels else Part.UPLINK
             yield Element(part, devices, up | down, group, group)
             yield Element(part, devices, up, out=group)
             yield Element(part, devices, down, into=group)
-    sockets = groups(_IN_SOCKET, alone=range(len(facts.run.devices)))
-    by_memory = any(sockets_of(facts, reading) for reading in facts.readings.points)
-    across = [link for link in links if tree.get(frozenset(link)) == "SYS"]
-    inside = [link for link in links if tree.get(frozenset(link)) in ("PHB", "NODE")]
+            if part is Part.ROOT:
+                yield from _forwarding(Part.FORWARDING_ROOT, group, inside, up, down)
+    across = frozenset(link for link in links if tree.get(frozenset(link)) == "SYS")
+    sockets = _groups(tree, _IN_SOCKET, alone=range(len(facts.run.devices)))
     for socket in sockets:
-        yield element(Part.FORWARDING, socket, (link for link in inside if {*link} <= socket))
+        yield from _forwarding(Part.FORWARDING, socket, inside, *_leaving(socket, across))
+    yield from _between(sockets, across, by_memory=any(sockets_of(facts, reading) for reading in facts.readings.points))
+    for part, crossing in ((Part.SOCKETS, across), (Part.FORWARDING, inside), (Part.FORWARDING, inside | across)):
+        yield Element(part, tuple(sorted({member for link in crossing for member in link})), crossing)
+
+
+def _groups(
+    tree: Mapping[frozenset[int], str], labels: Collection[str], alone: Iterable[int] = ()
+) -> list[frozenset[int]]:
+    """Return the GPUs that paths with these labels join, and those `alone`."""
+    joined = (tuple(pair) for pair, label in tree.items() if label in labels)
+    return sorted((frozenset(island) for island in chained([*joined, *((gpu,) for gpu in alone)])), key=sorted)
+
+
+def _leaving(group: frozenset[int], links: Iterable[Link]) -> tuple[frozenset[Link], frozenset[Link]]:
+    """Return the links out of a group of GPUs, and those into it."""
+    leaving = [link for link in links if not group.issuperset(link) and not group.isdisjoint(link)]
+    return frozenset(link for link in leaving if link[0] in group), frozenset(
+        link for link in leaving if link[1] in group
+    )
+
+
+def _forwarding(
+    part: Part, group: frozenset[int], inside: frozenset[Link], up: frozenset[Link], down: frozenset[Link]
+) -> Iterator[Element]:
+    """Yield the root complex above a group of GPUs: it forwards what stays inside, and what leaves or enters, or both.
+
+    If it forwards nothing inside, what it does is that of an uplink or of the link between sockets.
+    """
+    within = frozenset(link for link in inside if group.issuperset(link))
+    for beyond in (frozenset[Link](), up, down, up | down) if within else ():
+        yield Element(part, tuple(sorted(group)), within | beyond)
+
+
+def _between(sockets: Sequence[frozenset[int]], across: frozenset[Link], *, by_memory: bool) -> Iterator[Element]:
+    """Yield the links between each two sockets, both ways and one way; copies with memory of the other may cross it."""
     for first, other in permutations(sockets, 2):
-        between = [(a, b) for a, b in across if a in first and b in other]
+        devices = tuple(sorted(first | other))
+        between = frozenset((a, b) for a, b in across if a in first and b in other)
         if min(first) < min(other):
-            yield element(Part.SOCKETS, first | other, both_ways(between))
-        yield element(Part.SOCKETS, first | other, between)
+            yield Element(Part.SOCKETS, devices, both_ways(between))
+        yield Element(Part.SOCKETS, devices, between)
         if by_memory:  # which lies on the other one, or on this one
-            yield element(Part.SOCKETS, first | other, both_ways(between), out=first, into=first)
-            yield element(Part.SOCKETS, first | other, between, out=first)
-            yield element(Part.SOCKETS, first | other, between, into=other)
-    for part, crossing in ((Part.SOCKETS, across), (Part.FORWARDING, inside), (Part.FORWARDING, [*inside, *across])):
-        yield element(part, {member for link in crossing for member in link}, crossing)
+            yield Element(Part.SOCKETS, devices, both_ways(between), out=first, into=first)
+            yield Element(Part.SOCKETS, devices, between, out=first)
+            yield Element(Part.SOCKETS, devices, between, into=other)

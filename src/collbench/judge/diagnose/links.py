@@ -279,12 +279,15 @@ def staging(facts: Facts) -> Iterator[Verdict]:
         if facts.over_nvlink(first):
             cause = Cause("nvlinks_idle", f"{slow_only}traffic does not use the NVLinks of this path", fix)
         else:
-            cause = Cause(
-                "peer_detour",
-                f"{slow_only}peer traffic takes a detour: ACS or the IOMMU routes it through the root complex, or the "
-                "link between sockets is slow; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster [nccl#814]",
-                fix,
-            )
+            detours = [
+                "ACS or the IOMMU routes it through the root complex",
+                *(["the link between sockets is slow"] if "SYS" in map(facts.label, blame.links) else ()),
+            ]
+            detour = Cause("peer_detour", f"{slow_only}peer traffic takes a detour: {', or '.join(detours)}", fix)
+            cause = detour if blame.cause is None else replace(blame.cause, fix=fix)
+            slower = ", which copies through host memory cross faster" if cause.name == Part.SOCKETS else ""
+            faster = "without peer access (NCCL_P2P_DISABLE=1) NCCL is faster [nccl#814]"
+            cause = replace(cause, text=f"{cause.text}{slower}; {faster}")
         staged = facts.readings.span(vias)[1]
         text = f"slower by peer access than through host memory, which reaches {staged:.1f} GB/s"
         many = blame.gpu is None and not blame.only  # NCCL takes the same detour
