@@ -9,7 +9,7 @@ import pytest
 import collbench.measurement.sweep
 from collbench.judge.stats import summarize
 from collbench.measurement.backends.protocol import Step, Timing, time_step
-from collbench.measurement.plan import Plan, StoppingRule, directed_links, unordered_pairs
+from collbench.measurement.plan import Plan, StoppingRule, default_stopping_rule, directed_links, unordered_pairs
 from collbench.measurement.sweep import Watcher, check_interference, distrusted, sweep, warm_up
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.operations import Operation, Work
@@ -229,6 +229,21 @@ def test_how_often_it_is_warmed(title: str, factors: tuple[float, ...], steps: i
     backend = Settling(2)
     warm_up(backend, Plan(2, {work: ((0, 1),)}, {work: (MIB,)}, MIB, ASKED), random.Random(1))
     assert len(backend.steps) == steps
+
+
+def test_on_cores_which_never_settle_the_first_result_comes_within_seconds() -> None:
+    """Each step takes 0.3 s, as of gloo, and no two trials agree. Ctrl-C before the first result leaves nothing."""
+    now, kept = [0.0], list[float]()
+
+    def takes(_number: int, _step: Step) -> None:
+        now[0] += 0.3
+
+    backend = FakeBackend(8, jitter=(1.0, 1.5), on_step=takes)
+    watcher = Watcher(lambda *_: None, lambda: kept.append(now[0]), clock=lambda: now[0])
+    rule = default_stopping_rule("host")
+    sweep(backend, plan_for(8), run := empty(8), rule, random.Random(1), watcher)
+    assert run.phases["warm-up"] == pytest.approx(2 * 0.6), "two operations, each in two steps"
+    assert kept[0] < 10
 
 
 def test_seconds_are_kept_to_the_millisecond_and_timed_ones_to_the_microsecond() -> None:

@@ -610,7 +610,7 @@ def sweep(backend: Backend, plan: Plan, run: Run, rule: StoppingRule, rng: rando
     trials = Trials(plan, run, rule, watcher)
     try:
         with _phase(run, "warm-up", clock):
-            trials.around_faults(lambda: warm_up(backend, trials.plan, rng, trials))
+            trials.around_faults(lambda: warm_up(backend, trials.plan, rng, trials, rule.warm_seconds, clock))
         with _phase(run, "interference check", clock):
             run.interference_checks[:], trials.timed_seconds = trials.around_faults(
                 lambda: check_interference(backend, trials.plan, paths, rng)
@@ -634,33 +634,44 @@ def sweep(backend: Backend, plan: Plan, run: Run, rule: StoppingRule, rng: rando
         run.seconds = round(clock() - begin, 3)
 
 
-def warm_up(backend: Backend, plan: Plan, rng: random.Random, trials: Trials | None = None) -> None:
+def warm_up(
+    backend: Backend,
+    plan: Plan,
+    rng: random.Random,
+    trials: Trials | None = None,
+    seconds: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     """Repeat each operation in each of its rounds until three trials in a row agree within 1%.
 
-    A step that fails ends its work's warm-up, because each may take a watchdog's time. `trials` record a hang; any
-    other failure is recorded by the data point's own trial.
+    An operation's ends with the step in which it has taken `seconds` by the clock. A step that fails ends its work's
+    warm-up, because each may take a watchdog's time. `trials` record a hang; any other failure is recorded by the data
+    point's own trial.
     """
     for work in plan.groups:
         size = max((s for s in plan.sizes[work] if s <= _WARM_BYTES), default=plan.sizes[work][0])
         sound = trials.without_hung() if trials else plan
+        end = clock() + seconds
         for together in sound.rounds(work, rng) if sound.groups[work] else ():
             step = plan.step(work, together, size)
             # No more bytes than in messages of 16 MiB: batches of large host copies would take longer than trials.
             step = replace(step, iterations=max(1, step.iterations * _WARM_BYTES // max(size, _WARM_BYTES)))
             try:
-                _warm_up(backend, step)
+                _warm_up(backend, step, end, clock)
             except StepFailed as error:
                 if trials:
                     trials.note_hang(backend, step, error)
                 break
+            if clock() >= end:
+                break
 
 
-def _warm_up(backend: Backend, step: Step) -> None:
+def _warm_up(backend: Backend, step: Step, end: float, clock: Callable[[], float]) -> None:
     recent: list[float] = []
     for _ in range(_COVERED_TRIES if step.work.variant.covered else _WARM_TRIES):
         timing = time_step(backend, step)
         recent = [*recent[-2:], median(chain.from_iterable(timing.seconds))]
-        if len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT:
+        if clock() >= end or (len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT):
             return
 
 
