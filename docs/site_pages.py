@@ -57,14 +57,11 @@ def commands() -> str:
 
 
 def functions() -> str:
-    """Return the first paragraph of every public function's docstring."""
+    """Return the names of all public functions."""
     import collbench
 
-    rows = []
-    for name in collbench.__all__:
-        first = (inspect.getdoc(getattr(collbench, name)) or "").partition("\n\n")[0]
-        rows.append(f"| `{name}` | {' '.join(first.split()).removesuffix(' Raises Error.')} |")
-    return "\n".join(["| name | what it is |", "|---|---|", *rows])
+    names = ", ".join(f"`{name}`" for name in collbench.__all__)
+    return textwrap.fill(names, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def python() -> str:

@@ -18,7 +18,7 @@ from collbench.model.operations import Operation
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of
 from tests.cli.program import Program
-from tests.jobs.made import documented_job, made_job
+from tests.jobs.made import documented_job, made_job, without_gpu_times
 from tests.jobs.predict.made import curve, pairs
 from tests.report.pages import shows, text
 
@@ -40,8 +40,9 @@ def folder(tmp_path: Path) -> Path:
 def test_a_run_gives_the_isolated_times_of_the_calls(program: Program, folder: Path) -> None:
     args = ("show", str(folder / "job.json"), "--run-file", str(folder / "run.json"))
     page = program(*args).out
-    assert re.search(
-        r"wait 1\.2 ms a step for rank 1; rank 0's calls transfer for .* ms, alone for ", " ".join(page.split())
+    assert " ".join(page.split()).startswith(
+        "rank 0's calls take 1.6 ms a step, alone 0.806 ms: 1.2 ms is waiting for other ranks, transfer takes 0.406 ms "
+        "less than alone communication runs for"
     )
     assert re.search(r"\nlinks +of 2 × NVIDIA H200 in \w+; the job ran on \w+, which may differ\n", page)
     answer = json.loads(program(*args, "--json").out)
@@ -51,6 +52,31 @@ def test_a_run_gives_the_isolated_times_of_the_calls(program: Program, folder: P
     shares = [row["kernels_seconds"] / row["step_seconds"] for row in answer["ranks"]]
     assert shares == pytest.approx([0.4, 0.1])
     assert (answer["repetitions"], answer["counted_repetitions"]) == (10, 9)
+
+
+def test_a_run_with_other_variables_of_nccl_is_named_in_the_first_line(program: Program, folder: Path) -> None:
+    job = job_file.load(folder / "job.json")
+    job_file.save(replace(job, environment={"NCCL_P2P_DISABLE": "1"}), folder / "staged.json")
+    args = ("show", str(folder / "staged.json"), "--run-file", str(folder / "run.json"))
+    page = program(*args).out
+    assert "alone 0.806 ms (with other NCCL variables): " in " ".join(page.split())
+    named = "NCCL_P2P_DISABLE: 1 in the job, not set in the runs"
+    assert f"\nvariables {named}\n" in page
+    assert json.loads(program(*args, "--json").out)["other_variables"] == [named]
+    assert "variables" not in program("show", str(folder / "job.json"), "--run-file", str(folder / "run.json")).out
+
+
+def test_what_a_comparison_lacks_is_said_first(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    job = job_file.load(Path("job.json"))
+    job_file.save(without_gpu_times(job), Path("untimed.json"))
+    run_file.save(run_of(gpus(2), curve(Operation.ALLREDUCE, (0, 1), 1.0, sizes=(8,))), Path("small.json"))
+    for job_name, run, why in (
+        ("untimed.json", "run.json", "record the job with --gpu-times"),
+        ("job.json", "small.json", "the runs have none of them: measure allreduce, allgather on the job's GPUs"),
+    ):
+        first = " ".join(program("show", job_name, "--run-file", run).out.split())
+        assert first.startswith(f"it is unknown how much longer the calls take than alone: {why}"), job_name
 
 
 @pytest.mark.parametrize(
@@ -149,6 +175,7 @@ def test_the_documented_page_is_what_is_printed() -> None:
     compared = ("allgather.json", "reducescatter.json", "allreduce.json")
     page = pages.page(replace(found, compared_with=compared, compared_simulated=True))
     shown = text(page, verbose=False, columns=90)
-    documented = (Path(__file__).parents[2] / "docs" / "job-page.md").read_text(encoding="utf-8")
-    (sample,) = re.findall(r"^    communication runs .*\n(?:    .*\n|\n(?=    ))+", documented, re.MULTILINE)
-    assert shows(sample, shown)
+    for name in ("job-page.md", "slow-job.md"):
+        documented = (Path(__file__).parents[2] / "docs" / name).read_text(encoding="utf-8")
+        (sample,) = re.findall(r"^    2 of 3 kinds of calls .*\n(?:    .*\n|\n(?=    ))+", documented, re.MULTILINE)
+        assert shows(sample, shown), name

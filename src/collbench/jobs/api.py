@@ -365,6 +365,7 @@ def report(job: Job, rank: int | None = None, runs: NamedRuns = (), name: str = 
         compared_with=tuple(name for name, _ in runs),
         elsewhere=_elsewhere(job, placed.links.run) if placed else "",
         compared_simulated=any(capabilities(run.backend).simulated for _, run in runs),
+        other_variables=tuple(_other_variables(job, placed.links.run)) if placed else (),
         slower=None if placed is None else _on_the_slowest(job, placed),
     )
 

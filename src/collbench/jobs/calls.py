@@ -133,8 +133,9 @@ class Report:
     `late` are the ranks that are significantly late, the costliest first; if none is, `turns` has those that are waited
     for in some steps. `counted` repetitions are what figures are medians of; `late_known`: lateness could be judged.
     `compared_with` are the names of the runs that timed calls in isolation; `elsewhere`: on which GPUs, if not known to
-    be the job's machine; `compared_simulated`: those runs were simulated. `slower` is the step on the slowest set of as
-    many devices that these runs have; None: it cannot be said.
+    be the job's machine; `compared_simulated`: those runs were simulated; `other_variables`: of NCCL, with the values
+    that the job and the runs had. `slower` is the step on the slowest set of as many devices that these runs have;
+    None: it cannot be said.
     """
 
     job: Job
@@ -151,6 +152,7 @@ class Report:
     compared_with: tuple[str, ...] = ()
     elsewhere: str = ""
     compared_simulated: bool = False
+    other_variables: tuple[str, ...] = ()
     slower: PredictedJob | None = None
 
     @property

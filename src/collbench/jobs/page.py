@@ -145,16 +145,51 @@ def _milli(seconds: float | None) -> str:
 
 
 def answers(report: Report) -> list[str]:
-    """Return the answer in sentences: how a step passes on the GPU where that is known, and how it communicates.
+    """Return the answer in sentences: how its calls compare with a run's, how a step passes on the GPU, where that is
+    known, and how it communicates.
 
     Where the step is not most of the job, the first one begins with that.
     """
-    first, *others = filter(None, (exposed_text(report), headline(report)))
+    first, *others = filter(None, (comparison(report), exposed_text(report), headline(report)))
     return ["; ".join(filter(None, (report.job.steps.reservation, first))), *others]
 
 
+# A share of the isolated time by which a transfer may differ and still be called as long: the interval of a run's rates
+# for large messages, and the resolution of kernel times.
+_AS_LONG = 0.05
+
+
+def comparison(report: Report) -> str:
+    """Return why calls take longer than alone in the runs: waiting, or a slower transfer; "" without a run."""
+    if not report.compared_with:
+        return ""
+    known = [row for row in report.rows if row.alone]
+    timed = [row for row in known if row.kernel is not None and row.transfer and not row.bounded]
+    if not timed:
+        names = dict.fromkeys(report.job.calls[row.call].operation for row in report.rows)
+        why = f"the runs have none of them: measure {', '.join(names)} on the job's GPUs"
+        if known:
+            some = any(row.kernel is not None for row in known)
+            why = "ranks are missing, so waiting is unknown" if some else "record the job with --gpu-times"
+        return f"it is unknown how much longer the calls take than alone: {why}"
+    kernel, transfer, alone = (
+        sum(row.count * (getattr(row, name) or 0.0) for row in timed) for name in ("kernel", "transfer", "alone")
+    )
+    of = f"rank {report.rank}'s" if len(timed) == len(report.rows) else f"{len(timed)} of {len(report.rows)} kinds of"
+    each = " a step" if report.repeats else ""
+    notes = ["sim"] * report.compared_simulated + ["with other NCCL variables"] * bool(report.other_variables)
+    noted = f" ({', '.join(notes)})" if notes else ""
+    longer = transfer - alone
+    moves = "transfer takes as long as alone"
+    if abs(longer) > _AS_LONG * alone:
+        moves = f"transfer takes {milli(abs(longer))} {'longer' if longer > 0 else 'less'} than alone"
+    waited = milli(kernel - transfer) if (kernel - transfer) * _MICRO >= 1 else "none of it"
+    took = f"{of} calls take {milli(kernel)}{each}, alone {milli(alone)}{noted}"
+    return f"{took}: {waited} is waiting for other ranks, {moves}"
+
+
 def headline(report: Report) -> str:
-    """Return the share of communication, the dominant operation, the late rank, and the same calls in isolation.
+    """Return the share of communication, the dominant operation, and the late rank.
 
     It says of which ranks it is: of all, and of the one that is shown.
     """
@@ -186,14 +221,6 @@ def headline(report: Report) -> str:
         clauses.append(f"the other ranks wait {milli(worst.waits)}{each} for rank {worst.rank}")
     if turns := _turns(report):
         clauses.append(f"the ranks wait for each other in turn: {turns}")
-    timed = [row for row in report.rows if row.transfer and row.alone and not row.bounded]
-    if timed:
-        here, alone = (
-            milli(sum(row.count * (getattr(row, name) or 0.0) for row in timed)) for name in ("transfer", "alone")
-        )
-        of = f"rank {mine.rank}'s" if len(timed) == len(report.rows) else f"{len(timed)} of {len(report.rows)} kinds of"
-        simulated = " (sim)" if report.compared_simulated else ""
-        clauses.append(f"{of} calls transfer for {here}, alone for {alone}{simulated}")
     return "; ".join(clauses)
 
 
@@ -239,6 +266,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "job": picked(job, "source", "started", "world_size", "unknown")
         | {"recorded_ranks": [rank.rank for rank in job.ranks]},
         "compared_with": compared_with(report) or None,
+        "other_variables": list(report.other_variables),
         "step": {
             "source": steps.source,
             "why": steps.why or None,
@@ -422,8 +450,9 @@ def origin(report: Report) -> Iterator[str]:
     if job.command:
         yield f"command   {one_line(' '.join(job.command))}"
     if report.compared_with:
-        none = "" if any(row.alone is not None for row in report.rows) else ": it measured none of these calls"
-        yield f"against   {one_line(compared_with(report))}{none}"
+        yield f"against   {one_line(compared_with(report))}"
+    if report.other_variables:
+        yield f"variables {one_line('; '.join(report.other_variables))}"
     if report.elsewhere:
         yield f"links     {one_line(report.elsewhere)}"
 
