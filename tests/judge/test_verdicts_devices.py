@@ -477,4 +477,20 @@ def test_one_slow_direction_of_two_gpus_is_no_detour_alone() -> None:
     measurements = [trials(STAGED, m.point.members, 21.0) if m.point.work == STAGED else m for m in run.measurements]
     verdict = the(replace(run, measurements=measurements), Kind.P2P_SLOWER_THAN_STAGED)
     assert verdict.explains == (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER)
-    assert verdict.cause.text.startswith("only one direction of this path is slow (a riser, a switch port), or peer")
+    assert verdict.cause.text.startswith("only one direction of this path is slow (a riser, a switch port), or the")
+
+
+@pytest.mark.parametrize(
+    ("label", "crossed"),
+    [
+        ("PIX", "peer traffic takes a detour, usually because ACS or the IOMMU routes it through the root complex;"),
+        ("NODE", "the root complex carries peer traffic slowly ("),
+        ("SYS", "the root complex or the link between sockets carries peer traffic slowly ("),
+    ],
+)
+def test_a_detour_is_explained_by_what_the_path_crosses(label: str, crossed: str) -> None:
+    run = staged_at(pcie({}, lambda work, _m: 9.9 if work.operation.is_copy else 22.0), 21.0)
+    run = replace(run, paths=tuple(replace(path, label=label, tool_label=label, ancestor=label) for path in run.paths))
+    cause = the(run, Kind.P2P_SLOWER_THAN_STAGED).cause
+    assert cause.text.startswith(crossed)
+    assert ("sockets" in cause.text) is (label == "SYS")

@@ -175,7 +175,9 @@ def _to_do(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
     if cause is not None:
         yield _reason(cause, peer_map)
     elif any(link.state in _WRONG for link in peer_map.links):
-        yield "cause     not seen: ACS, IOMMU, BAR1, driver and variables, where they could be read, do not explain it"
+        read = "a simulated machine has no ACS and no IOMMU to read; BAR1, driver and variables"
+        read = read if peer_map.fabric else "ACS, IOMMU, BAR1, driver and variables, where they could be read,"
+        yield f"cause     not seen: {read} do not explain it"
     if cause is None or not cause.command:
         yield from meanwhile
     if cause is not None:

@@ -106,7 +106,10 @@ def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> Cause:
         text = "an NVLink, a GPU's memory or the NVSwitch fabric is faulty, or a virtual IOMMU is set up wrongly"
         return Cause("faulty_nvlinks", text, f"{_FABRIC}; {_ACS}")
     does = "corrupts" if kind is Kind.DATA_CORRUPT else "stalls"
-    text = f"an IOMMU or PCIe ACS {does} transfers between GPUs [pytorch#84803, nccl#667, nccl#2079]"
+    text = (
+        f"usually an IOMMU or PCIe ACS, which {does} transfers between GPUs [pytorch#84803, nccl#667, nccl#2079]; "
+        "'collbench check --map-p2p' reads both"
+    )
     return Cause(f"acs_{does}", text, _ACS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from statistics import NormalDist, fmean, median, quantiles
@@ -279,11 +279,7 @@ def staging(facts: Facts) -> Iterator[Verdict]:
         if facts.over_nvlink(first):
             cause = Cause("nvlinks_idle", f"{slow_only}traffic does not use the NVLinks of this path", fix)
         else:
-            detours = [
-                "ACS or the IOMMU routes it through the root complex",
-                *(["the link between sockets is slow"] if "SYS" in map(facts.label, blame.links) else ()),
-            ]
-            detour = Cause("peer_detour", f"{slow_only}peer traffic takes a detour: {', or '.join(detours)}", fix)
+            detour = Cause("peer_detour", f"{slow_only}{_detour(facts, blame.links)}", fix)
             cause = detour if blame.cause is None else replace(blame.cause, fix=fix)
             slower = ", which copies through host memory cross faster" if cause.name == Part.SOCKETS else ""
             faster = "without peer access (NCCL_P2P_DISABLE=1) NCCL is faster [nccl#814]"
@@ -293,6 +289,18 @@ def staging(facts: Facts) -> Iterator[Verdict]:
         many = blame.gpu is None and not blame.only  # NCCL takes the same detour
         reach = blame.reach or (blame.links if many else frozenset())
         yield verdict_on(facts, Kind.P2P_SLOWER_THAN_STAGED, replace(blame, reach=reach), text, cause, plains)
+
+
+def _detour(facts: Facts, links: Collection[Link]) -> str:
+    """Return why these links, which share no part that is to blame, are slower by peer access than by host memory.
+
+    Below one switch none crosses a root complex but by a detour, and only between sockets the link between these.
+    """
+    crossed = {path.in_tree for link in links if (path := facts.paths.get(frozenset(link)))}
+    if crossed & {"PIX", "PXB"}:
+        return "peer traffic takes a detour, usually because ACS or the IOMMU routes it through the root complex"
+    sockets = " or the link between sockets" if "SYS" in crossed else ""
+    return f"the root complex{sockets} carries peer traffic slowly (ACS, an IOMMU, or the CPU's own limit)"
 
 
 def unstaged(facts: Facts, found: Sequence[Verdict]) -> list[Reading]:
