@@ -215,6 +215,34 @@ def test_a_fact_that_is_also_on_sound_links_comes_after_one_that_is_not() -> Non
     assert [cause.name for cause in found] == ["CPU sockets", "IOMMU"]
 
 
+@pytest.mark.parametrize(
+    ("labels", "slow", "cause", "command"),
+    [
+        (("PHB", "SYS"), {"SYS"}, "CPU sockets", "export NCCL_P2P_LEVEL=PHB"),
+        (("PHB", "SYS"), {"PHB", "SYS"}, "root complex", "export NCCL_P2P_LEVEL=PXB"),
+        (("PIX", "NODE"), {"NODE"}, "root complex", "export NCCL_P2P_LEVEL=PXB"),
+        (("PIX", "SYS"), {"PIX", "SYS"}, None, None),
+    ],
+)
+def test_no_level_is_proposed_that_leaves_p2p_on_where_it_is_slow(
+    labels: tuple[str, str], slow: set[str], cause: str | None, command: str | None
+) -> None:
+    """Four GPUs in pairs: the first label within a pair, the second between them."""
+    four = tuple(
+        replace(one, device=replace(one.device, index=at)) for at in range(4) for one in [_machine().driver.gpus[0]]
+    )
+    ends = list(permutations(range(4), 2))
+    label_of = {end: labels[end[0] // 2 != end[1] // 2] for end in ends}
+    far = Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0)
+    links = tuple(peer_link(end, far if label_of[end] in slow else None) for end in ends)
+    paths = tuple(Path(end, label_of[end]) for end in ends if end[0] < end[1])
+    facts = machine(four, driver={"virtualization": "none"})
+    found = causes(PeerMap("cuda", "node7", tuple(one.device for one in four), links, paths), facts)
+    assert [(one.name, one.command, len(one.links)) for one in found] == (
+        [(cause, command, sum(label_of[end] in slow for end in ends))] if cause else []
+    )
+
+
 def test_lanes_that_copies_through_the_host_cross_too_are_only_a_possible_cause() -> None:
     assert _narrow(SLOW).names() == {"PCIe width": Certainty.POSSIBLE}
     assert list(_translated(_narrow(SLOW)).names()) == ["IOMMU", "PCIe width"]

@@ -79,6 +79,7 @@ class _Case:
     offered: bool  # whether the driver offers P2P over PCIe on any link
     nccl_fails: bool  # with an error, although no link did
     carried: Mapping[int, float]  # by the GPUs' indices: the highest rate of what crossed a link of each, GB/s
+    nearest_slow: str  # the level of NCCL_P2P_LEVEL that the nearest slow link needs, "" if none is slow
 
     @property
     def over_pcie(self) -> bool:
@@ -150,6 +151,8 @@ def _cases(peer_map: PeerMap, facts: MachineFacts) -> Iterator[_Case]:
             carried[index] = max(carried.get(index, 0.0), *(crossing.gbs or 0.0 for crossing in link.crossings))
     offered = any(link.cuda and not labels.is_nvlink(_label(peer_map, link)) for link in peer_map.links)
     by_index = {gpu.device.index: gpu for gpu in facts.driver.gpus}
+    slow = {_distance(_label(peer_map, link)) for link in peer_map.links if link.state is PeerState.SLOW}
+    nearest_slow = min(slow.intersection(_LEVELS), key=_LEVELS.index, default="")
     for link in peer_map.links:
         first, second = (peer_map.devices[position].index for position in link.devices)
         yield _Case(
@@ -162,6 +165,7 @@ def _cases(peer_map: PeerMap, facts: MachineFacts) -> Iterator[_Case]:
             offered=offered,
             nccl_fails=nccl_fails,
             carried=carried,
+            nearest_slow=nearest_slow,
         )
 
 
@@ -324,13 +328,25 @@ def _below_best(case: _Case, what: str, each: Sequence[str], firmware: str) -> _
     return _Found(Certainty.POSSIBLE if slower else Certainty.CONSISTENT, text, fix, tuple(each))
 
 
+def _root_complex(case: _Case) -> _Found | None:
+    """Paths between sockets cross the same root complexes: what slows the nearer paths slows them."""
+    if case.nearest_slow != "PHB" or _distance(case.label) not in ("PHB", "SYS"):
+        return None
+    text = "the path crosses a root complex of a CPU, which carries peer traffic slowly"
+    return _beyond(case, Certainty.POSSIBLE, text, "compare, or take GPUs below one PCIe switch")
+
+
 def _sockets(case: _Case) -> _Found | None:
-    if case.label != "SYS":
+    if case.nearest_slow != "SYS" or case.label != "SYS":
         return None
     text = "the path crosses the link between two CPU sockets (SYS), which carries peer traffic slowly"
-    return _Found(
-        Certainty.CONSISTENT, text, "compare, or take GPUs of one socket", command="export NCCL_P2P_LEVEL=PHB"
-    )
+    return _beyond(case, Certainty.CONSISTENT, text, "compare, or take GPUs of one socket")
+
+
+def _beyond(case: _Case, certainty: Certainty, text: str, fix: str) -> _Found:
+    """Return what is slow from a distance on, with the level that leaves NCCL's P2P on nearer links only."""
+    level = _LEVELS[_LEVELS.index(case.nearest_slow) - 1]
+    return _Found(certainty, text, fix, command=f"export NCCL_P2P_LEVEL={level}")
 
 
 def _virtual_machine(case: _Case) -> _Found | None:
@@ -391,8 +407,13 @@ def _file(case: _Case, name: str, text: str) -> str:
 
 def _within(label: str, level: str) -> bool:
     """Return whether a path is as near as a level asks, or the level is none that NCCL knows."""
-    own = "NVL" if labels.is_nvlink(label) else "PHB" if label == "NODE" else label
+    own = _distance(label)
     return level not in _LEVELS or own not in _LEVELS or _LEVELS.index(own) <= _LEVELS.index(level)
+
+
+def _distance(label: str) -> str:
+    """Return the level of NCCL_P2P_LEVEL that a path needs; a label that NCCL has no level for as it is."""
+    return "NVL" if labels.is_nvlink(label) else "PHB" if label == "NODE" else label
 
 
 def _default_level(case: _Case) -> _Found | None:
@@ -455,6 +476,7 @@ _TABLE: tuple[tuple[str, Callable[[_Case], bool], Callable[[_Case], _Found | Non
     ("ACS", _states(*_ON_THE_WAY), _acs),
     ("IOMMU", _states(*_ON_THE_WAY), _iommu),
     ("patched driver", _states(*_BROKEN, PeerState.REFUSED), _patched),
+    ("root complex", _states(PeerState.SLOW), _root_complex),
     ("CPU sockets", _states(PeerState.SLOW), _sockets),
     (_BELOW_BEST[0], _states(PeerState.WORKS, PeerState.SLOW), _width),
     (_BELOW_BEST[1], _states(PeerState.WORKS, PeerState.SLOW), _generation),
