@@ -140,6 +140,19 @@ def test_a_root_complex_that_forwards_slowly_inside_its_socket_and_to_the_other_
     assert {(4, 6), (4, 7), (5, 6), (5, 7)} <= crossing
 
 
+@pytest.mark.parametrize("at", [0.25, 0.5])
+@pytest.mark.parametrize("switches", [*combinations(range(4), 2)])
+def test_a_verdict_on_a_part_counts_all_pairs_that_it_is_about(switches: tuple[int, int], at: float) -> None:
+    """With two uplinks at the same rate no pair in a socket is slower than others of its label, but crosses one."""
+    found = faults(on_tree(slow(*(f"switch {switch} {way}" for switch in switches for way in ("up", "down")), at=at)))
+    assert sorted(of(verdict.cause) for verdict in found) == [("uplink", SWITCHES[switch]) for switch in switches]
+    crossing = {pair for pair in TREE if {pair[0] // 2, pair[1] // 2} & {*switches} and TREE[pair] != "PIX"}
+    assert {pair for verdict in found for pair in verdict.pairs} == crossing
+    for verdict in found:
+        assert verdict.place.startswith(f"{len(verdict.pairs)} ")
+        assert {gpu for pair in verdict.pairs for gpu in pair} == {*verdict.members}
+
+
 @pytest.mark.parametrize("way", ["in", "out"])
 def test_one_direction_of_a_slot_is_its_gpus(way: str) -> None:
     (verdict,) = faults(on_tree(slow(*slot(3, way))))

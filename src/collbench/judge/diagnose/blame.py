@@ -183,6 +183,7 @@ def blames(
                     crossing = frozenset(
                         link for link in element.links if not one_way or link[::-1] not in element.links
                     )
+                    crossing = both_ways(crossing) if collective else crossing  # as slow as the slower direction
                     # Of GPUs that are slow together, the last has no link that is not another's, too.
                     mine = ours & crossing or (of_all & crossing if element.part is Part.GPU else frozenset())
                     if mine and (element.shared or element.either):

@@ -208,7 +208,9 @@ def explained(found: Sequence[Verdict]) -> list[Verdict]:
         left = [weak for weak in left if weak not in covered]
         kinds = tuple(dict.fromkeys(weak.kind for weak in covered if weak.kind is not strong.kind))
         links = strong.links.union(*(weak.links for weak in covered))
-        standing.append(replace(strong, explains=kinds, links=links))
+        # What shows the same part on more links says better where it is.
+        widest = max([strong, *(weak for weak in covered if _same_part(strong, weak))], key=lambda one: len(one.links))
+        standing.append(replace(strong, explains=kinds, links=links, place=widest.place, members=widest.members))
     return standing
 
 
@@ -227,6 +229,12 @@ def _by_one_cause(one: Verdict, other: Verdict) -> bool:
     causes = (replace(verdict.cause, fix="") for verdict in (one, other))
     known = one.cause.seen or len(one.cause.devices) == 1
     return known and len({*causes}) == 1 and {one.kind, other.kind} <= {*_SLOWED}
+
+
+def _same_part(one: Verdict, other: Verdict) -> bool:
+    """Return whether both blame one part that several pairs share, and the other is about all links of the one."""
+    parts = {(verdict.cause.name, verdict.cause.devices) for verdict in (one, other)}
+    return bool(one.reach and one.cause.devices) and len(parts) == 1 and one.links <= other.links
 
 
 def _covers(strong: Verdict, weak: Verdict, links: frozenset[Link]) -> bool:
