@@ -2,7 +2,7 @@
 #   PYTHON=python3.12   the interpreter that makes $(VENV), and that runs `make test-gpu` (default there: $(VENV)'s)
 #   VENV=.venv          where everything is installed
 #   PYTHONS='…'         further interpreters that `make wheel` builds for
-#   JOBS=4              how many tests run at a time: most wait for processes
+#   JOBS=8              how many tests run at a time: most wait for processes
 #   PART=1/3            makes `make test-gpu` run the first of three parts of tests/gpu
 #   ARGS='…'            goes to the command that is run: make pairs ARGS='--sizes 1M:1G', make test ARGS='-k sizes'
 
@@ -14,7 +14,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
-JOBS ?= 4
+JOBS ?= 8
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PINS := pyproject.toml setup.py constraints.txt
@@ -90,8 +90,9 @@ endef
 check: export CXXFLAGS += -Werror
 check: lint types-and-tests  ## all that CI checks: format, lint, types, build, documents, shipped PTX, tests
 
-check-main: export ARGS += $(foreach annex,preflight p2p ablations jobs overlaps ranks cluster,--ignore=tests/$(annex))
-check-main: check  ## the same without the tests of the annexes
+NOT_MAIN := preflight p2p ablations jobs overlaps ranks cluster test_annexes.py test_evidence.py test_packaging.py examples
+check-main: export ARGS += $(NOT_MAIN:%=--ignore=tests/%)
+check-main: check  ## the same without the tests of annexes, examples, packages and the evidence's figures
 
 lint: $(INSTALLED)-dev
 	$(BIN)/ruff format --check .
@@ -102,11 +103,11 @@ lint: $(INSTALLED)-dev
 types: $(INSTALLED)-dev
 	$(BIN)/mypy
 
-# mypy takes one core for a minute: with a low priority it uses what the tests, of which many wait, leave idle. What it
-# says comes last.
+# mypy takes one core for a minute, and the documents a few seconds: with a low priority they use what the tests, of
+# which many wait, leave idle. What they say comes last.
 types-and-tests: $(INSTALLED)-dev build
-	@nice $(MAKE) --no-print-directory types >build/types.txt 2>&1 & types=$$!; \
-	    $(MAKE) --no-print-directory bytecode docs test; tested=$$?; \
+	@nice $(MAKE) --no-print-directory types docs >build/types.txt 2>&1 & types=$$!; \
+	    $(MAKE) --no-print-directory test; tested=$$?; \
 	    wait $$types; typed=$$?; cat build/types.txt; exit $$((tested || typed))
 
 build: $(INSTALLED)  ## compile what changed of the extension
