@@ -408,12 +408,32 @@ def test_explanations_that_fit_equally_well_are_both_said() -> None:
     assert [*map(of, first)] == [("gpu", (2,)), ("gpu", (3,))]
     assert ("uplink", (2, 3)) in map(of, second)
     assert verdict.cause.text.startswith("either GPU2 and GPU3, or GPU")
+    assert verdict.fix.startswith(GPU2)
+    assert UPSTREAM.format("") in verdict.fix
 
 
 def test_of_two_gpus_the_one_that_copies_far_slower_with_host_memory_is_said() -> None:
     run = on_tree(slow(*slot(1), at=0.77), count=2)
     assert faults(run) == []
     assert Diagnosis(run).left_open.startswith("GPU1 copies with host memory at 20.0 GB/s where GPUs like it reach 26")
+
+
+GPU2 = "sudo lspci -vvv -s 0000:03:00.0 | grep LnkSta:"
+UPSTREAM = "sudo lspci -vvv -s $(basename $(readlink -f /sys/bus/pci/devices/0000:03:00.0/../..{})) | grep LnkSta:"
+
+
+@pytest.mark.parametrize(("label", "above"), [("PIX", ""), ("PXB", "/../..")])
+def test_the_command_for_an_uplink_shows_the_switchs_upstream_port(label: str, above: str) -> None:
+    """GPU0 and GPU1 are well: their slots tell nothing. PXB: there is a switch above the GPUs' own ones."""
+    run = on_tree(slow(*UPLINK))
+    paths = (replace(path, label=label, ancestor=label) if path.devices == (2, 3) else path for path in run.paths)
+    (verdict,) = faults(replace(run, paths=tuple(paths)))
+    assert (of(verdict.cause), verdict.fix) == (("uplink", (2, 3)), UPSTREAM.format(above))
+
+
+def test_the_command_for_a_slot_shows_that_of_the_slow_gpu_alone() -> None:
+    (verdict,) = faults(on_tree(slow(*slot(2))))
+    assert (of(verdict.cause), verdict.fix) == (("gpu", (2,)), GPU2)
 
 
 @pytest.mark.parametrize(
@@ -434,7 +454,7 @@ def test_where_nvlinks_join_all_gpus_copies_with_host_memory_accuse_a_slot_or_up
     (verdict,) = faults(run)
     assert (verdict.kind, of(verdict.cause)) == (Kind.INTRA_LABEL_OUTLIER, (name, members))
     assert (verdict.members, verdict.pairs, verdict.label) == (members, (), "")
-    assert "LnkSta" in verdict.fix
+    assert verdict.fix == (UPSTREAM if name == "uplink" else GPU2).format("")
     assert len(Diagnosis(run).healthy) == 6, "it crosses no NVLink"
 
 

@@ -48,6 +48,7 @@ from collbench.judge.diagnose.verdict import (
     names,
     on,
     slots,
+    uplink,
 )
 from collbench.judge.stats import MAD_TO_SIGMA, MEDIAN_ERROR, chance_beyond
 from collbench.machine.labels import UNKNOWN, chained, rank_key
@@ -216,7 +217,7 @@ def far_memory(facts: Facts) -> Iterator[Verdict]:
         likely = Cause(
             Part.SOCKETS,
             f"the link {nodes} (UPI, xGMI){crossed}",
-            f"numactl --cpunodebind={first} --membind={last} nvbandwidth -t host_to_device_memcpy_ce",
+            _between_nodes(first, last),
             devices,
         )
         blame = Blame(frozenset(across), devices, f"copies with host memory {nodes}", reach=frozenset(across))
@@ -275,7 +276,7 @@ def staging(facts: Facts) -> Iterator[Verdict]:
         first = min(blame.links)
         only = blame.only if len(alike) > len(blame.links) else ""
         slow_only = f"{only} is slow (a riser, a switch port), or " if only else ""
-        fix = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar; " + slots(facts.run, first)
+        fix = "; ".join(dict.fromkeys((_REDIRECTS, _state(facts, blame))))
         if facts.over_nvlink(first):
             cause = Cause("nvlinks_idle", f"{slow_only}traffic does not use the NVLinks of this path", fix)
         else:
@@ -471,7 +472,50 @@ def _slow(facts: Facts, kind: Kind, blame: Blame, worst: Sequence[Gap], text: st
 
 def _state(facts: Facts, blame: Blame) -> str:
     """Return the commands that show the state of what is to blame; without links between GPUs it is their slots."""
-    return link_state(facts, min(blame.links)) if blame.links else slots(facts.run, blame.members)
+    first = min(blame.links, default=None)
+    if blame.cause is not None:
+        return _state_of(facts, blame.cause, first)
+    if blame.gpu is not None:
+        return _state_of_gpu(facts, blame.gpu, first)
+    return slots(facts.run, blame.members) if first is None else link_state(facts, first)
+
+
+def _state_of(facts: Facts, cause: Cause, first: Link | None) -> str:
+    """Return the commands that show the state of the part that is a cause; `first` of the links that cross it."""
+    run, devices = facts.run, cause.devices
+    if cause.either:
+        commands = (_state_of(facts, part, first) for way in cause.either for part in way)
+        return "; ".join(dict.fromkeys(commands))
+    if cause.name in (Part.GPU, Part.ONE_DIRECTION):
+        return _state_of_gpu(facts, devices[0], first)
+    if cause.name == Part.UPLINK:
+        below = (facts.paths.get(frozenset(pair)) for pair in combinations(devices, 2))
+        return uplink(run, devices, 2 if "PXB" in {path.in_tree for path in below if path} else 1)
+    if cause.name in (Part.ROOT, Part.FORWARDING, Part.FORWARDING_ROOT):
+        return _REDIRECTS
+    nodes = sorted({node for device in devices if (node := run.devices[device].numa_node) is not None})
+    if cause.name == Part.SOCKETS and len(nodes) == 2:
+        return _between_nodes(nodes[0], nodes[1])
+    link = (devices[0], devices[-1]) if cause.name == Part.PATH else first
+    return slots(run, devices) if link is None else link_state(facts, link)
+
+
+def _state_of_gpu(facts: Facts, gpu: int, first: Link | None) -> str:
+    """Return the commands that show the state of a GPU's NVLinks, or of its slot; `first` of its slow links."""
+    return _nvlinks(facts, (gpu,)) if first and facts.over_nvlink(first) else slots(facts.run, (gpu,))
+
+
+# What routes or translates the requests between GPUs.
+_REDIRECTS = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar"
+
+
+def _between_nodes(first: int, last: int) -> str:
+    return f"numactl --cpunodebind={first} --membind={last} nvbandwidth -t host_to_device_memcpy_ce"
+
+
+def _nvlinks(facts: Facts, devices: Sequence[int]) -> str:
+    which = on(facts.run, devices)
+    return f"nvidia-smi nvlink -s{which}; nvidia-smi nvlink -e{which}"
 
 
 def link_state(facts: Facts, link: Link) -> str:
@@ -479,7 +523,7 @@ def link_state(facts: Facts, link: Link) -> str:
     if facts.on_cores:
         return "lscpu -e; numactl --hardware"
     if facts.over_nvlink(link):
-        return f"nvidia-smi nvlink -s{on(facts.run, link)}; nvidia-smi nvlink -e{on(facts.run, link)}"
+        return _nvlinks(facts, link)
     return slots(facts.run, link)
 
 
@@ -585,7 +629,8 @@ def _inverting(  # noqa: PLR0911  # a case for each
     if variable is not None:
         return variable
     if slow is not None:
-        return replace(slow.cause(facts.run), fix=link_state(facts, first))
+        part = slow.cause(facts.run)
+        return replace(part, fix=_state_of(facts, part, first))
     if not all(map(facts.has_peers, links)):
         return Cause(
             "no_peer_access",

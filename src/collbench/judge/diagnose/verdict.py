@@ -292,8 +292,25 @@ def on(run: Run, positions: Sequence[int]) -> str:
 
 def slots(run: Run, positions: Iterable[int]) -> str:
     """Return the commands that show the state of PCIe links: of all where a bus id is unknown or malformed."""
-    ids = (_BUS_ID.fullmatch(run.devices[position].pci_bus_id) for position in positions)
-    known = [f"{int(match[1], 16):04x}:{match[2].lower()}" for match in ids if match]
+    known = [address for position in positions if (address := _pci_address(run, position))]
     if not known:
         return "sudo lspci -vvv | grep -e NVIDIA -e LnkSta"
     return "; ".join(f"sudo lspci -vvv -s {address} | grep LnkSta:" for address in known)
+
+
+def uplink(run: Run, positions: Iterable[int], switches: int) -> str:
+    """Return the command that shows the state of the uplink of so many PCIe switches in a row above some GPUs.
+
+    The kernel has a switch's upstream port two folders above the GPU's: between them is the downstream port.
+    """
+    address = next(filter(None, (_pci_address(run, position) for position in positions)), "")
+    if not address:
+        return slots(run, ())
+    port = f"/sys/bus/pci/devices/{address}{switches * '/../..'}"
+    return f"sudo lspci -vvv -s $(basename $(readlink -f {port})) | grep LnkSta:"
+
+
+def _pci_address(run: Run, position: int) -> str:
+    """Return a device's PCI address as the kernel writes it, "" if it is unknown or malformed."""
+    match = _BUS_ID.fullmatch(run.devices[position].pci_bus_id)
+    return f"{int(match[1], 16):04x}:{match[2].lower()}" if match else ""
