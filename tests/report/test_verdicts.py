@@ -1,6 +1,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from collbench.model.run import Health, Run
 from collbench.report import frame, verdicts
 from collbench.report.html import content
 from collbench.sim import fabrics
-from collbench.sim.fabrics import Fault, FaultKind
+from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from tests.builders import ALL, measured
 from tests.judge.checked import h200, pcie, trials
 from tests.report.pages import text
@@ -49,11 +50,34 @@ def test_no_pair_of_a_busy_gpu_agrees(busy: tuple[int, ...]) -> None:
 
 
 def test_a_verdict_beyond_the_explained_ones_still_says_what_was_found() -> None:
-    """It was only its kind and its GPU, which read like a page that was cut off."""
+    """With its cause: it was only its kind and its GPU, which read like a page that was cut off."""
     failing = replace(h200(), health_after=tuple(Health(ecc_errors=3) for _ in range(4)))
     printed = text(verdicts.page(Diagnosis(failing)), verbose=False)
     assert printed.count("\n  what      GPU") == 3
-    assert "\n\nGPU_ERRORS GPU3: 3 uncorrected ECC errors\n" in printed
+    assert "\n\nGPU_ERRORS GPU3: 3 uncorrected ECC errors; cause: " in printed
+
+
+def tree(**changes: Any) -> Fabric:
+    """Return eight PCIe cards without NVLinks, four below each of two switches, with these changes."""
+    four = fabrics.load("pcie-4-two-bridges")
+    gpus = tuple(
+        replace(four.gpus[0], pci_bus_id=f"00000000:{0x20 + at:02X}:00.0", bridge=f"switch{at // 4}") for at in range(8)
+    )
+    return replace(four, **({"gpus": gpus} | changes))
+
+
+def test_the_first_line_names_the_part_to_blame_and_the_links_that_show_it() -> None:
+    slow_uplink = tuple(replace(one, up_gbs=9.0, down_gbs=9.0) for one in tree().bridges[:1])
+    of_uplink = judged(tree(bridges=(*slow_uplink, *tree().bridges[1:])))
+    assert of_uplink.startswith("INTRA_LABEL_OUTLIER the uplink of the PCIe switch above GPU0, GPU1, GPU2, GPU3: ")
+    assert ", on 16 PHB pairs; " in of_uplink
+
+
+def judged(fabric: Fabric) -> str:
+    """Return the page of a check of a machine."""
+    copies = (Variant.PLAIN, Variant.STAGED, Variant.HOST)
+    asked = replace(ALL, backend="sim", sizes=(2**26,), copies=copies, command=("check",), isolated=True)
+    return text(verdicts.page(Diagnosis(simulate(fabric, asked, 1))), verbose=False)
 
 
 def test_every_kind_of_the_method_is_documented() -> None:

@@ -69,7 +69,7 @@ def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part | Blo
         yield from both("verdicts", Text(), _found(run, verdict))
     others = faults[_MAX_EXPLAINED:]
     if others:
-        heads = (f"\n{finding(verdict)}" for verdict in others[:_MAX_NAMED])
+        heads = (f"\n{finding(verdict, with_cause=True)}" for verdict in others[:_MAX_NAMED])
         yield from short(prose("".join(heads), hang=2))
     yield from short(*more(len(others) - _MAX_NAMED))
     for verdict in (*others, *(note for note in verdicts if note.severity is Severity.INFO)):
@@ -339,12 +339,19 @@ def pairs_judged(count: int, of: int) -> str:
     return f"{count} of {amount(of, 'pair')} {verb(count, 'was', 'were')} judged" if count else "no pair was judged"
 
 
-def finding(verdict: Verdict) -> str:
-    """Return a verdict in one line: its kind, where it is, the cause that was seen or what was found, and the rates."""
+def finding(verdict: Verdict, *, with_cause: bool = False) -> str:
+    """Return a verdict in one line: its kind, the part to blame or the place, the rates, the cause that was seen.
+
+    What was found stands for a cause that was not seen; `with_cause` adds the probable one where no part is named.
+    """
     rates = ""
     if verdict.measured is not None and verdict.theory_gbs is not None and verdict.kind is not Kind.IMPOSSIBLE:
         rates = f"{figure(verdict.measured[1])} GB/s, {verdict.limit} {fixed(verdict.theory_gbs)}"
     unsure = "" if verdict.confirmed else "not confirmed in isolation"
+    where, part = verdict.place, verdict.cause.part
+    if part and rates:
+        rates, where = f"{rates}, on {where}", part
     found = (verdict.cause.text, rates) if verdict.cause.seen else (rates, verdict.text)
-    said = "; ".join(filter(None, (*found, unsure)))
-    return f"{verdict.kind} {verdict.place}{': ' if said else ''}{said}"
+    cause = f"cause: {verdict.cause.text}" if with_cause and not (part or verdict.cause.seen) else ""
+    said = "; ".join(filter(None, (*found, unsure, cause)))
+    return f"{verdict.kind} {where}{': ' if said else ''}{said}"

@@ -203,7 +203,8 @@ def on_element(facts: Facts, element: Element, links: frozenset[Link]) -> Blame:
     if not element.links:
         cause, place = element.cause(facts.run), tags(element.devices, facts.run.devices)
         if element.of_gpu:
-            cause = replace(cause, text=f"the PCIe slot of {place}: it has fewer lanes, a riser, or trained down")
+            slot = f"the PCIe slot of {place}"
+            cause = replace(cause, text=f"{slot}: it has fewer lanes, a riser, or trained down", part=slot)
         return Blame(links, element.devices, f"copies of {place} with host memory", cause=cause)
     if not element.of_gpu:
         cause = element.cause(facts.run)

@@ -82,7 +82,8 @@ _CALLED = {
 def cause_of(run: Run, part: Part, devices: tuple[int, ...]) -> Cause:
     """Return a part of a machine as the cause of slow links."""
     called, wrong = _CALLED[part]
-    return Cause(part, called.format(tags(devices, run.devices)) + wrong, devices=devices)
+    name = called.format(tags(devices, run.devices))
+    return Cause(part, name + wrong, devices=devices, part=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,8 @@ class Element:
             for parts in self.either
         )
         causes = tuple(tuple(part.cause(run) for part in parts) for parts in self.either)
-        return Cause(self.part, f"either {one}, or {other}: both explain these links", either=causes)
+        either = f"either {one}, or {other}"
+        return Cause(self.part, f"{either}: both explain these links", either=causes, part=either)
 
     def slows(self, host: Reading) -> bool:
         """Return whether a copy between a GPU and host memory crosses it."""

@@ -157,7 +157,7 @@ def below_elements(facts: Facts) -> Iterator[Verdict]:
         ours = [gap for threshold, some in below for gap in _certain_below(facts, some, threshold)]
         if not ours:
             continue
-        worst, works = max(ours, key=lambda gap: gap.gap), names(gap.reading.work for gap in ours)
+        worst, works = max(ours, key=lambda gap: gap.gap), names(Work(gap.reading.work.operation) for gap in ours)
         blame, likely = on_element(facts, element, links), element.cause(facts.run)
         alike = [gap for gap in ours if gap.reading.work.operation is worst.reading.work.operation]
         normal = median(gap.normal for gap in alike)
@@ -219,6 +219,7 @@ def far_memory(facts: Facts) -> Iterator[Verdict]:
             f"the link {nodes} (UPI, xGMI){crossed}",
             _between_nodes(first, last),
             devices,
+            part=f"the link {nodes}",
         )
         blame = Blame(frozenset(across), devices, f"copies with host memory {nodes}", reach=frozenset(across))
         yield verdict_on(facts, Kind.INTRA_LABEL_OUTLIER, blame, text, likely, [gap.reading for gap in gaps])

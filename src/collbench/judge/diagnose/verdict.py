@@ -64,6 +64,7 @@ class Cause:
     """What probably causes a verdict: a name, for programs, and a clause without a full stop, for people.
 
     `fix` are the shell commands that show whether it is the true one. `devices` are those to blame, if some are.
+    `part` is what is to blame in a few words, "" if the place of the verdict says it.
     `seen`: it was seen during the run, not inferred. `either`: explanations, each of one fault or of several, that fit
     what was measured equally well. `by_design`: the machine was built so, which is no fault.
     """
@@ -75,6 +76,7 @@ class Cause:
     seen: bool = False
     either: tuple[tuple[Cause, ...], ...] = ()
     by_design: bool = False
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
