@@ -80,11 +80,16 @@ def of(cause: Cause) -> tuple[str, tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("title", "capacity", "cause", "pairs"),
     [
-        ("a slot", slow(*slot(3)), "GPU3 itself: its slot, ", {(3, other) for other in range(8)}),
+        (
+            "a slot",
+            slow(*slot(3)),
+            "GPU3's slot (fewer lanes, a riser, or a lower generation), or its clocks, because all of its links",
+            {(3, other) for other in range(8)},
+        ),
         (
             "a slot a tenth slower",
             slow(*slot(3), at=0.9),
-            "GPU3 itself: its slot, ",
+            "GPU3's slot (fewer lanes, a riser, or a lower generation), or its clocks, because all of its links",
             {(3, other) for other in range(8)},
         ),
         (

@@ -71,6 +71,10 @@ def test_the_first_line_names_the_part_to_blame_and_the_links_that_show_it() -> 
     of_uplink = judged(tree(bridges=(*slow_uplink, *tree().bridges[1:])))
     assert of_uplink.startswith("INTRA_LABEL_OUTLIER the uplink of the PCIe switch above GPU0, GPU1, GPU2, GPU3: ")
     assert ", on 16 PHB pairs; " in of_uplink
+    of_slot = judged(tree(faults=(Fault(FaultKind.SLOW_GPU, (5,), factor=0.5),)))
+    assert of_slot.startswith("INTRA_LABEL_OUTLIER GPU5's slot: ")
+    assert ", on all links of GPU5; " in of_slot
+    assert "NVLink" not in of_slot
 
 
 def judged(fabric: Fabric) -> str:
@@ -78,6 +82,15 @@ def judged(fabric: Fabric) -> str:
     copies = (Variant.PLAIN, Variant.STAGED, Variant.HOST)
     asked = replace(ALL, backend="sim", sizes=(2**26,), copies=copies, command=("check",), isolated=True)
     return text(verdicts.page(Diagnosis(simulate(fabric, asked, 1))), verbose=False)
+
+
+def test_a_gpu_whose_nvlinks_and_pcie_paths_are_slow_has_one_verdict() -> None:
+    slow = Fault(FaultKind.SLOW_GPU, (2,), factor=0.6)
+    printed = judged(replace(fabrics.load("dgx-1v"), faults=(slow,)))
+    assert printed.startswith("NV_DEGRADED all NVLinks of GPU2: ")
+    assert printed.count("\n  what ") == 1
+    assert "; also GPU2's slot (" in " ".join(printed.split())
+    assert "nvidia-smi nvlink -s -i 2; nvidia-smi nvlink -e -i 2; sudo lspci -vvv -s " in " ".join(printed.split())
 
 
 def test_every_kind_of_the_method_is_documented() -> None:

@@ -532,7 +532,7 @@ def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> Cause:
     if facts.on_cores:
         return Cause("shared_cores", "these cores share a cache or a physical core with other processes")
     if blame.gpu is not None:
-        return cause_of(facts.run, Part.GPU, (blame.gpu,))
+        return _of_gpu(facts, blame.gpu, over_nvlink=facts.over_nvlink(min(blame.links)))
     if worst.work.operation.is_collective:
         path = "NCCL's path between the two (its channels, transport or buffers), as every pair has the same label"
         return nccl_or_link(facts, blame.links, Cause("nccl_pair", path))
@@ -544,6 +544,19 @@ def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> Cause:
             "one_nvlink", "only this link: a cable, bridge or port, or NVLinks that are down or replay packets"
         )
     return Cause("one_pcie_path", "only this path: a riser, a switch port, or a slot with fewer lanes")
+
+
+def _of_gpu(facts: Facts, gpu: int, *, over_nvlink: bool) -> Cause:
+    """Return a GPU as the cause of what is slow on all of its NVLinks or all of its PCIe paths: it may have both."""
+    tag, both = facts.run.devices[gpu].tag, len({*map(facts.over_nvlink, facts.links_of(gpu))}) > 1
+    which = "NVLinks" if over_nvlink else "PCIe paths"
+    slow = f"because all of its {which if both else 'links'} are slow"
+    if over_nvlink:
+        return Cause(Part.GPU, f"{tag} itself: its NVLinks or its clocks, {slow}", devices=(gpu,))
+    slot = f"{tag}'s slot"
+    clocks = "" if both else ", or its clocks"
+    text = f"{slot} (fewer lanes, a riser, or a lower generation){clocks}, {slow}"
+    return Cause(Part.GPU, text, devices=(gpu,), part=slot)
 
 
 # Labels against each other: is a better one faster?

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from collbench.machine.labels import is_nvlink
 from collbench.model.errors import Failure
 from collbench.model.operations import Endpoints, Variant, Work
 from collbench.model.run import Pair, Run, Skipped
@@ -210,10 +211,21 @@ def explained(found: Sequence[Verdict]) -> list[Verdict]:
         left = [weak for weak in left if weak not in covered]
         kinds = tuple(dict.fromkeys(weak.kind for weak in covered if weak.kind is not strong.kind))
         links = strong.links.union(*(weak.links for weak in covered))
+        found_here = replace(strong, explains=kinds, links=links, cause=_with_other_links(strong, covered))
         # What shows the same part on more links says better where it is.
         widest = max([strong, *(weak for weak in covered if _same_part(strong, weak))], key=lambda one: len(one.links))
-        standing.append(replace(strong, explains=kinds, links=links, place=widest.place, members=widest.members))
+        standing.append(replace(found_here, place=widest.place, members=widest.members))
     return standing
+
+
+def _with_other_links(strong: Verdict, covered: Iterable[Verdict]) -> Cause:
+    """Return the cause of a verdict on a GPU's NVLinks, and of its PCIe paths if these are slow, or the reverse."""
+    cause = strong.cause
+    alike = (weak for weak in covered if weak.works and _by_one_cause(strong, weak) and not cause.seen)
+    others = (weak for weak in alike if is_nvlink(weak.label) is not is_nvlink(strong.label))
+    if (other := next(others, None)) is None:
+        return cause
+    return replace(cause, text=f"{cause.text}; also {other.cause.text}", fix=f"{cause.fix}; {other.fix}", part="")
 
 
 NEW_ERRORS = "new_errors"  # the cause of what is slow on a device that counted errors meanwhile
@@ -227,8 +239,10 @@ def _of_device(verdict: Verdict) -> bool:
 
 
 def _by_one_cause(one: Verdict, other: Verdict) -> bool:
-    """Return whether both are slow by one cause, a GPU or one that was seen, whichever links a command checks it on."""
-    causes = (replace(verdict.cause, fix="") for verdict in (one, other))
+    """Return whether both are slow by one cause, a GPU or one that was seen, whichever of its links show it."""
+    causes = (
+        replace(cause, fix="", text=cause.text if cause.seen else "", part="") for cause in (one.cause, other.cause)
+    )
     known = one.cause.seen or len(one.cause.devices) == 1
     return known and len({*causes}) == 1 and {one.kind, other.kind} <= {*_SLOWED}
 
