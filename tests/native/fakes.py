@@ -62,7 +62,7 @@ def chase(gpus, links, **changes):
     return gpus.time_chase(native.ChaseRound(links=links, **(plan | changes)))
 def session(gpus):
     return native.Collectives(gpus, native.Nccl(os.environ["NCCL"]))
-OPERATIONS = "allreduce broadcast reduce allgather reducescatter alltoall alltoallv sendrecv gather scatter".split()
+OPERATIONS = list(native.Collective.__members__)
 # Dtypes and reductions by NCCL's numbers.
 # Of an all-to-all-v: none, half and all of an even share, differently to every rank.
 def blocks_of(ranks, count):

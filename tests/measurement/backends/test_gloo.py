@@ -19,7 +19,7 @@ from collbench.measurement.backends import child_process
 from collbench.measurement.backends.host import DTYPES, GlooWorld
 from collbench.measurement.backends.protocol import Step
 from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError
-from collbench.model.operations import COLLECTIVES, Operation, Skew, SkewKind, Variant, Work
+from collbench.model.operations import COLLECTIVES, InPlace, Operation, Skew, SkewKind, Variant, Work
 from collbench.model.units import DTYPE_BYTES
 
 ALLREDUCE, BROADCAST = Operation.ALLREDUCE, Operation.BROADCAST
@@ -73,7 +73,6 @@ def test_broadcast_of_every_dtype_from_each_root_is_exact(world: GlooWorld, dtyp
 
 
 OTHER_COLLECTIVES = [operation for operation in COLLECTIVES if operation not in (ALLREDUCE, BROADCAST)]
-OUT_OF_PLACE_ONLY = (Operation.ALLTOALL, Operation.ALLTOALLV, Operation.SENDRECV)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
@@ -82,7 +81,8 @@ def test_the_other_collectives_are_exact_in_place_and_out_of_place(
     world: GlooWorld, operation: Operation, dtype: str
 ) -> None:
     size = 3 * 1024 * DTYPE_BYTES[dtype]
-    for variant in (Variant.PLAIN,) if operation in OUT_OF_PLACE_ONLY else (Variant.PLAIN, Variant.IN_PLACE):
+    undefined = operation.collective.in_place is InPlace.UNDEFINED
+    for variant in (Variant.PLAIN,) if undefined else (Variant.PLAIN, Variant.IN_PLACE):
         for redop in ("sum", "prod", "max") if operation.reduces else ("sum",):
             collective = step(Work(operation, variant), ((0, 1, 2),), size, dtype=dtype, redop=redop, root=2)
             assert len(world.time(collective).seconds[0]) == 2
