@@ -18,12 +18,13 @@ import click
 import pytest
 
 import collbench
-from collbench.api import training
+from collbench.api import keywords, training
 from collbench.cli.program import cli
 from collbench.cluster.page import as_plain
 from collbench.jobs.predict import page as prediction
 from collbench.jobs.replay.results import replays_of
 from collbench.judge.diagnose import Diagnosis, judge
+from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Operation
 from collbench.report import verdicts
 from collbench.runfile import run_file
@@ -236,6 +237,46 @@ def test_what_cannot_be_meant_is_one_of_our_errors(state: Path, call: str, optio
     with pytest.raises(collbench.Error):
         getattr(collbench, call)(**MEANT[call] | options)
     assert not state.exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "said"),
+    [
+        ("measure", {"budget": "10s"}, "budget='10s' is not a number of seconds above 0"),
+        ("measure", {"budget": -1}, "budget=-1 is not a number of seconds above 0"),
+        ("nodes", {"budget": "10s"}, "budget='10s' is not a number of seconds above 0"),
+        ("measure", {"budget": 1, "quick": True}, "quick and budget both say how long to measure: use only one"),
+        ("measure", {"precision": 5}, "precision 5 is not above 0 and below 100%: write 1%, 0.5% or 0.01"),
+        ("measure", {"fabric": "x"}, 'fabric x is a machine to simulate: add backend="sim", or leave it out'),
+        ("select", {"k": "two"}, "k='two' is not a whole number from 1 to 1000000"),
+        (
+            "select",
+            {"run": pair_run(4, lambda *_: 300.0)},
+            "this is a run, not the path of its file, which collbench.runs() has of each saved run",
+        ),
+        (
+            "load",
+            {"path": "no.json"},
+            "cannot read run file no.json: No such file or directory; collbench.runs() lists",
+        ),
+    ],
+)
+def test_an_error_names_the_keywords_of_the_call(call: str, options: dict[str, Any], said: str) -> None:
+    """Not options, which the caller did not write, nor a unit that was added to what it wrote."""
+    with pytest.raises(collbench.Error) as error:
+        getattr(collbench, call)(**MEANT.get(call, {}) | options)
+    assert str(error.value).startswith(said)
+
+
+def test_the_command_lines_that_an_error_quotes_keep_their_options() -> None:
+    @keywords.in_keywords
+    def call(*, backend: str, fresh: bool, verify: bool) -> None:
+        raise UsageError("try --backend sim or --fresh, --verify, --no-verify, --all, or 'collbench pairs --fresh'")
+
+    with pytest.raises(UsageError) as error:
+        call(backend="sim", fresh=True, verify=False)
+    wanted = "try backend=\"sim\" or fresh, verify, verify=False, --all, or 'collbench pairs --fresh'"
+    assert str(error.value) == wanted
 
 
 SOME_TAKE = {

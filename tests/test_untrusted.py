@@ -409,7 +409,14 @@ def test_mutated_traces_are_read_or_refused(program: Program, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("runn.json", "run.json"), ("run.jsn", "run.json"), ("other/runn.json", "other/run.json"), ("zebra.json", "")],
+    [
+        ("runn.json", "run.json"),
+        ("run.jsn", "run.json"),
+        ("other/runn.json", "other/run.json"),
+        ("zebra.json", ""),
+        ("rum", "run.json"),
+        ("rum.txt", ""),
+    ],
 )
 def test_a_missing_file_is_named_with_the_one_that_was_probably_meant(
     program: Program, tmp_path: Path, typed: str, meant: str

@@ -111,14 +111,19 @@ def read_text(path: Path, most: int) -> str:
 
 
 def unread(path: Path, error: OSError) -> str:
-    """Return why a file could not be read: if there is none, with the one beside it that has nearly its name."""
+    """Return why a file could not be read: if there is none, with the one beside it whose name is nearly the same."""
     near = ""
     if isinstance(error, FileNotFoundError):
         with suppress(OSError):
-            beside = {file.stem: file for file in path.parent.iterdir()}
+            beside = {file.stem: file for file in path.parent.iterdir() if _of_kind(path.suffix, file.suffix)}
             if found := beside.get(nearest(path.stem, beside)):
                 near = f"; did you mean '{one_line(str(found))}'?"
     return f"{error.strerror}{near}"
+
+
+def _of_kind(typed: str, suffix: str) -> bool:
+    """Return whether this may be the suffix that was meant by another, or left out."""
+    return typed in ("", suffix) or bool(nearest(typed, (suffix,)))
 
 
 def _too_long(most: int) -> Refused:

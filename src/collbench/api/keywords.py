@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from collbench.machine.launchers import find_launch
-from collbench.model.errors import UsageError, did_you_mean
+from collbench.model.errors import MachineError, UsageError, did_you_mean
 from collbench.model.run import Run, is_simulated
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Named = TypeVar("Named", bound=str)
+_Passed = ParamSpec("_Passed")
+_Answer = TypeVar("_Answer")
 # Of trials, launches, layers, GPUs: with more, a call would end after years, or not fit in memory.
 MAX_COUNT = 10**6
 
 
 def path(value: object) -> Path:
     """Return a file's path, which the system can be asked for."""
+    if isinstance(value, Run):
+        raise UsageError("this is a run, not the path of its file, which collbench.runs() has of each saved run")
     name = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(name, str):
         raise UsageError(f"{value!r} names no file: write its path")
@@ -78,6 +86,42 @@ def word(name: str, value: object) -> str:
     if not texts:
         raise UsageError(f"{name}={value!r} is empty: leave it out, or name one")
     return ",".join(texts)
+
+
+def seconds(name: str, value: object) -> str:
+    """Return a number of seconds as people type it."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise UsageError(f"{name}={value!r} is not a number of seconds above 0")
+    return f"{word(name, value)}s"
+
+
+# Options in what commands say, outside the command lines that are quoted; a word after this one is its value.
+_COMMAND_LINE = re.compile(r"('collbench [^']*')")
+_BACKEND, _OPTION = re.compile(r"--backend ([a-z]+)"), re.compile(r"(?<![\w-])--(no-)?([a-z][a-z-]*)")
+
+
+def in_keywords(call: Callable[_Passed, _Answer]) -> Callable[_Passed, _Answer]:
+    """Return a function of Python whose errors name its keywords where the command's name options."""
+
+    @functools.wraps(call)
+    def told(*args: _Passed.args, **options: _Passed.kwargs) -> _Answer:
+        try:
+            return call(*args, **options)
+        except (UsageError, MachineError) as error:
+            own = inspect.signature(call).parameters
+            parts = _COMMAND_LINE.split(str(error))
+            parts[::2] = [
+                _OPTION.sub(partial(_keyword, own), _BACKEND.sub(r'--backend="\1"', one)) for one in parts[::2]
+            ]
+            raise error.reworded("".join(parts)) from error.__cause__
+
+    return told
+
+
+def _keyword(own: Container[str], option: re.Match[str]) -> str:
+    """Return the keyword for an option, as it is if the call has none."""
+    name = option[2].replace("-", "_")
+    return option[0] if name not in own else f"{name}=False" if option[1] else name
 
 
 def fields_of(kind: type[DataclassInstance], values: Mapping[str, Any]) -> dict[str, Any]:

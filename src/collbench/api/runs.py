@@ -50,10 +50,10 @@ def load(path: str | os.PathLike[str]) -> MeasuredRun:
     file = keywords.path(path)
     try:
         return MeasuredRun.of(run_file.load(file))
-    except RunFileError:
+    except RunFileError as error:
         if (kind := file_kind(file)) is not None:
             raise UsageError(f"{file} is {kind.NAME}: write {kind.CALL.format(str(file))}") from None
-        raise
+        raise error.reworded(str(error).replace(run_file.SAVED, "collbench.runs() lists the saved runs")) from None
 
 
 NamedRun = tuple[str, Run]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _COMMANDS = ("pairs", "copies", "latency", "check", *COLLECTIVES)
 
 
+@keywords.in_keywords
 def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     command: str = "pairs",
     *,
@@ -109,10 +110,10 @@ def _words(option: click.Option, name: str, value: object) -> list[str]:
         return []
     if option.is_flag:
         return (option.opts if keywords.flag(name, value) else option.secondary_opts)[:1]
-    file = isinstance(option.type, click.Path)
     long = next(word for word in option.opts if word.startswith("--"))
-    unit = "s" if option.metavar == "TIME" else ""
-    return [long, str(keywords.path(value)) if file else f"{keywords.word(name, value)}{unit}"]
+    if isinstance(option.type, click.Path):
+        return [long, str(keywords.path(value))]
+    return [long, (keywords.seconds if option.metavar == "TIME" else keywords.word)(name, value)]
 
 
 def context_of(name: str, words: Sequence[str]) -> click.Context:
@@ -128,6 +129,7 @@ def _command(name: str) -> click.Command:
     return cast("click.Command", cli.get_command(click.Context(cli), name))
 
 
+@keywords.in_keywords
 def select(  # noqa: PLR0913 - keywords, each an option of the command line
     k: int,
     *,
@@ -150,7 +152,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     """
     given = dict(locals()) | {"exclude": keywords.several(exclude) or None}
     keywords.check_only_process("select")
-    arguments = [keywords.word("k", k), *([] if run is None else [str(keywords.path(run))])]
+    arguments = [str(keywords.whole("k", k, least=1)), *([] if run is None else [str(keywords.path(run))])]
     context, _ = called("select", given, arguments, besides=("k", "run"))
     row = BACKENDS.get(context.params["backend"])  # None for "auto", which takes only GPUs
     if row is None or row.nvml:

@@ -358,6 +358,7 @@ def command(**values: Any) -> None:
 COMMANDS = {"nodes": command}  # the Python call has its name
 
 
+@keywords.in_keywords
 def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     select: int | None = None,
     *,

@@ -52,8 +52,8 @@ SECTIONS = {section: package for section, package in annexes.RUNS.values() if se
 
 # The file.
 
-_SAVED = "'collbench runs' lists the saved runs: a number stands for a file"
-_FORMAT = FileFormat("collbench-run", 3, "run", again="measure again", elsewhere=_SAVED)
+SAVED = "'collbench runs' lists the saved runs: a number stands for a file"
+_FORMAT = FileFormat("collbench-run", 3, "run", again="measure again", elsewhere=SAVED)
 _DOING = "save the run as"
 # `train` does not trust a file that others can write. They may read it if the user's umask allows that.
 _MODE = 0o644

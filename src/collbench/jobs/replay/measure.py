@@ -412,6 +412,7 @@ def _check_backend(backend: Capabilities, change: ArmChange, schedule: Schedule)
 # The Python call.
 
 
+@keywords.in_keywords
 def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     job: Job,
     *,
