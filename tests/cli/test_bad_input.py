@@ -34,6 +34,7 @@ COLLECTIVES: list[Row] = [
     ("devices twice", "reduce -g 2 --devices 0,1", "--devices and --ngpus both say which", "use only one"),
     ("two things to print", "reduce --json --format nccl-tests", "both say what to print", "use only one"),
     ("nccl-tests' registration", "allreduce -R 1", "no such option '-R'", "did you mean '--registration'?"),
+    ("one letter, which is no word", "allreduce -p 3", "no such option '-p'; see", "'collbench allreduce --help'"),
     ("operations of pairs", "reduce --operations copy", "no such option '--operations'", "reduce --help'"),
 ]
 PATTERNS: list[Row] = [

@@ -85,6 +85,9 @@ def test_a_pair_that_was_not_judged_fails_where_all_are_expected(
     run_file.save(run, Path("run.json"))
     result = program("check", "run.json", "--expect", "4")
     assert (result.status, result.line.startswith(reported)) == (1, True), (case, result.err)
+    assert result.out.count("FAILED") == (1 if case == "a pair left out" else 2), (
+        case
+    )  # in the first line, and the verdict
     page = program("check", "run.json").out
     assert "Labels, tools and measurement agree." not in page, case
     assert "agree     6 of 6" not in page, case

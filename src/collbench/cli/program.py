@@ -255,8 +255,8 @@ def misused(error: click.UsageError) -> int:
     if isinstance(error, click.exceptions.NoSuchOption) and error.ctx:
         name, ours = error.option_name, {name for option in error.ctx.command.params for name in option.opts}
         meant = _OTHER_NAMES.get(name, name)
-        # Without dashes, which all options share: --fabric is not --force, which replaces a file.
-        words = {option.lstrip("-"): option for option in sorted(ours)}
+        # Without dashes, which all options share: --fabric is not --force, which replaces a file. One letter is none.
+        words = {option.lstrip("-"): option for option in sorted(ours)} if name.startswith("--") else {}
         meant = meant if meant in ours else words.get(nearest(name.lstrip("-"), words), "")
         near = f"; did you mean '{meant}'?" if meant else ""
         error = click.UsageError(f"No such option '{name}'{near}", error.ctx)

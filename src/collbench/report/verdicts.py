@@ -57,8 +57,8 @@ def page(diagnosis: Diagnosis, shortfall: str = "", further: Sequence[Part | Blo
         yield concluded
     elif not diagnosis.coverage.any:
         yield not_judged_line(_NOTHING)
-    if shortfall:
-        yield Text(f"FAILED: {shortfall}", ALARM)
+    if shortfall:  # below a verdict of that word it is not said again
+        yield Text(shortfall if worst in _FAILURES else f"FAILED: {shortfall}", ALARM)
     judged = [*_judged(diagnosis)]
     if below or not faults:  # below a fault that no figure sees, nothing may read "normal"
         judged += normal_line(diagnosis)
