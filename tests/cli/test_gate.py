@@ -16,7 +16,7 @@ from collbench.model.run import Run, SkipKind, Skipped
 from collbench.runfile import run_file
 from collbench.sim.fabrics import Fault
 from tests.cli.program import Program, Result
-from tests.judge.checked import failed, h200
+from tests.judge.checked import failed, h200, pcie
 from tests.sim.made import faulty_file
 
 
@@ -58,6 +58,16 @@ def test_a_log_of_both_streams_says_once_what_is_missing(tmp_path: Path) -> None
     )
     assert log.returncode == 1
     assert " ".join(log.stdout.split()).count("--expect requires 8") == 1, log.stdout
+
+
+@pytest.mark.parametrize(("gbs", "strict"), [(24.0, 0), (9.0, 3)])
+def test_strict_does_not_pass_what_is_far_below_theory_without_a_contradiction(
+    program: Program, gbs: float, strict: int
+) -> None:
+    run = pcie({}, lambda _work, _members: gbs)
+    kept = [found for found in run.measurements if found.point.variant is Variant.PLAIN]
+    run_file.save(replace(run, measurements=kept), Path("run.json"))
+    assert (program("check", "run.json").status, program("check", "run.json", "--strict").status) == (0, strict)
 
 
 def without(run: Run, pair: set[int]) -> Run:

@@ -19,7 +19,7 @@ with open({log!r}, "a") as log:
     log.write(json.dumps([args, os.environ.get("CUDA_VISIBLE_DEVICES")]) + "\\n")
 if args[0] != "check":
     sys.exit(subprocess.call([{python!r}, "-m", "collbench", *args]))
-print("GPU0-GPU1: NV_DEGRADED")
+print({says!r} or ("GPU0-GPU1: NV_DEGRADED" if {status!r} else "Labels, tools and measurement agree."))
 if {run!r}:
     shutil.copy({run!r}, args[args.index("--output") + 1])
 if {hang!r}:
@@ -39,10 +39,18 @@ class FakeProgram:
         """The fake's path."""
         return self.folder / "collbench"
 
-    def will(self, status: int = 0, run: Path | None = None, hang: bool = False) -> None:
-        """Let `collbench check` save this run, and exit with this status or hang; other commands are real."""
+    def will(self, status: int = 0, run: Path | None = None, hang: bool = False, says: str = "") -> None:
+        """Let `collbench check` print this, save this run, and exit with this status or hang; other commands are real.
+
+        By default it says that all agree, or a verdict.
+        """
         code = _FAKE.format(
-            log=str(self.folder / "calls"), python=sys.executable, run=str(run or ""), hang=hang, status=status
+            log=str(self.folder / "calls"),
+            python=sys.executable,
+            run=str(run or ""),
+            hang=hang,
+            status=status,
+            says=says,
         )
         self.program.write_text(f"#!{sys.executable}\n{code}", encoding="utf-8")
         self.program.chmod(0o755)

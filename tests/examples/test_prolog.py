@@ -30,6 +30,25 @@ def test_a_healthy_node_starts_the_job_and_keeps_no_log(fake: FakeProgram) -> No
     assert list((fake.folder / "logs").iterdir()) == []
 
 
+WARNING = "Labels, tools and measurement agree with one another, but SYS pairs reach at most 29% of theory."
+
+
+def test_a_warning_starts_the_job_and_is_kept(fake: FakeProgram) -> None:
+    fake.will(status=0, says=f"collbench: measuring GPU0-GPU1 once more, isolated\n{WARNING}\nagree     6 of 6 pairs")
+    status, stderr = started(fake, SLURM_JOB_GPUS="0,1")
+    assert status == 0
+    assert f"job 17: started in spite of a warning: GPUs 0,1: {WARNING} See " in stderr
+    assert WARNING in (fake.folder / "logs" / "job-17.txt").read_text()
+
+
+@pytest.mark.parametrize("strict", ["", "1"])
+def test_a_site_may_have_warnings_refuse_the_job(fake: FakeProgram, strict: str) -> None:
+    fake.will(status=0)
+    assert started(fake, SLURM_JOB_GPUS="0,1", COLLBENCH_STRICT=strict)[0] == 0
+    [(args, _)] = fake.calls()
+    assert ("--strict" in args) is bool(strict)
+
+
 @pytest.mark.parametrize(
     ("status", "message"),
     [
@@ -113,3 +132,19 @@ def test_the_real_collbench_decides_on_a_simulated_machine(
     fake.program.chmod(0o755)
     prolog_status, stderr = started(fake, SLURM_JOB_GPUS=gpus, COLLBENCH_LIMIT="90")
     assert (prolog_status, message in stderr) == (status, True), stderr
+
+
+@pytest.mark.parametrize("strict", ["", "1"])
+def test_four_gpus_around_a_slow_uplink_pass_with_a_warning_or_are_refused(tmp_path: Path, strict: str) -> None:
+    """No label promises more than a slow uplink gives: without copies with host memory, nothing contradicts it."""
+    machine = json.loads((ROOT / "src/collbench/sim/machines/pcie-4-two-bridges.json").read_text(encoding="utf-8"))
+    machine["bridges"][0] |= {"up_gbs": 9.0, "down_gbs": 9.0}
+    (tmp_path / "fabric.json").write_text(json.dumps(machine))
+    fake = FakeProgram(tmp_path)
+    simulated = f"--backend sim --fabric {tmp_path / 'fabric.json'}"
+    fake.program.write_text(f'#!/bin/sh\nexec {sys.executable} -m collbench "$@" {simulated}\n')
+    fake.program.chmod(0o755)
+    status, stderr = started(fake, SLURM_JOB_GPUS="0,1,2,3", COLLBENCH_LIMIT="90", COLLBENCH_STRICT=strict)
+    assert status == (1 if strict else 0)
+    assert ("refused: " if strict else "started in spite of a warning: ") in stderr
+    assert "PHB pairs reach at most 29% of what PCIe allows" in (fake.folder / "logs" / "job-17.txt").read_text()

@@ -48,6 +48,7 @@ _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=op
 _map_p2p = option("--map-p2p", "Try P2P on every link of the GPUs by itself, and name causes and fixes (docs/p2p.md).")
 _OF_MAP = ("map_p2p", "devices", "backend", "fabric", "nccl", "seed", "as_json", "verbose")
 _expect = option("--expect N", "Fail unless N devices were checked.", click.IntRange(min=1))
+_strict = option("--strict", "Exit with 3 also for what is slow without a contradiction: docs/guard.md.")
 _json = json_option("Print the verdicts as JSON (docs/check.md).")
 
 
@@ -71,13 +72,19 @@ def _with_checks(request: Request, **_options: Any) -> Request:
 @click.command(cls=MeasuringCommand, build=_with_checks)
 @_file
 @measuring_options(
-    _map_p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"), backend=options.backend_of_a_machine
+    _map_p2p,
+    _expect,
+    _strict,
+    _json,
+    sized=options.sizes_option("64M; host: 16M"),
+    backend=options.backend_of_a_machine,
 )
 def check(
     *,
     run_file: Path | None,
     map_p2p: bool,
     expect: int | None,
+    strict: bool,
     **values: Any,
 ) -> None:
     """Find where a machine's labels, its tools and the measurement disagree, with the cause and how to check it.
@@ -114,7 +121,7 @@ def check(
     begun: list[OpenSession] = []
     if run_file is None:
         diagnosis = _measured(values, begun)
-    elif others := options.typed_besides(("run_file", "verbose", "expect", "as_json")):
+    elif others := options.typed_besides(("run_file", "verbose", "expect", "strict", "as_json")):
         advice = f"leave out {', '.join(others)}, or the file to measure again"
         raise UsageError(f"{run_file} is measured already: {advice}")
     else:
@@ -123,7 +130,7 @@ def check(
         examined, unexamined = (None, "") if run_file else _peers_of(diagnosis.run, values)
     quick = run_file is None and diagnosis.run.settings.quick
     lacking = _shortfall(diagnosis, expect, quick=quick) or unexamined
-    _show(diagnosis, lacking, examined, begun)
+    _show(diagnosis, lacking, examined, begun, strict=strict)
 
 
 def _measured(values: Mapping[str, Any], begun: list[OpenSession]) -> Diagnosis:
@@ -193,14 +200,17 @@ def _shortfall(diagnosis: Diagnosis, expected: int | None, *, quick: bool) -> st
     return f"{pair} was not judged: {sentences.absence(absence, run)}; {share}"
 
 
-def _show(diagnosis: Diagnosis, lacking: str, examined: PeerAccess | None, begun: Sequence[OpenSession]) -> None:
+def _show(
+    diagnosis: Diagnosis, lacking: str, examined: PeerAccess | None, begun: Sequence[OpenSession], *, strict: bool
+) -> None:
     """Print the verdicts and the map of P2P, what is worse first, where the run is saved, and leave with the worst.
 
-    A shortfall is a failure, too.
+    A shortfall is a failure, too; if `strict`, what is slow without a verdict is a contradiction.
     """
     from collbench.report import verdicts  # late: numpy
 
-    judged = max(diagnosis.status, ExitStatus.FAILED if lacking else ExitStatus.DONE)
+    doubted = ExitStatus.CONTRADICTION if strict and diagnosis.doubtful else ExitStatus.DONE
+    judged = max(diagnosis.status, doubted, ExitStatus.FAILED if lacking else ExitStatus.DONE)
     of_peers = examined.status if examined else ExitStatus.DONE
     status = max(judged, of_peers)
 

@@ -398,6 +398,11 @@ class Diagnosis:
         """The copies by P2P that copies through host memory may beat, which the run does not tell."""
         return links.unstaged(self.facts, self.verdicts)
 
+    @property
+    def doubtful(self) -> bool:
+        """True if something without a verdict is far below its like or theory, or may be slower than host memory."""
+        return bool(self.left_open or self.unstaged or self.far_below)
+
     @cached_property
     def references(self) -> Answers:
         """How published figures judge the run."""
