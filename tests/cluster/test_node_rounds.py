@@ -52,6 +52,11 @@ def test_pairs_lie_within_groups_or_apart() -> None:
         assert not any(leaf[a] == leaf[b] for a, b in apart(16, LEAVES, random.Random(seed)))
 
 
+def test_of_an_odd_number_the_node_that_is_left_over_parts_a_pair_of_one_group() -> None:
+    drawn = {apart(3, ((0, 1), (2,)), random.Random(seed)) for seed in range(50)}
+    assert drawn == {((0, 2),), ((1, 2),)}
+
+
 def test_a_group_that_cannot_be_parted_is_paired_all_the_same() -> None:
     assert len(apart(4, ((0, 1, 2, 3),), random.Random(1))) == 2
 

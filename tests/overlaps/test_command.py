@@ -136,7 +136,7 @@ def children(process: int) -> list[int]:
 @needs_two_cores
 @pytest.mark.usefixtures("own_program")
 def test_a_signal_leaves_what_was_measured_and_no_process(tmp_path: Path) -> None:
-    command = command_of("overlap", *HOST, "--sizes", "4K:64M", "--trials", "3", "-o", str(tmp_path / "run.json"))
+    command = command_of("overlap", *HOST, "--sizes", "4K:4M", "--trials", "3", "-o", str(tmp_path / "run.json"))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 300
     while not (tmp_path / "run.json").exists():  # which the first data point makes

@@ -40,9 +40,9 @@ def _messages(answer: dict[str, Any], link: tuple[int, int]) -> dict[tuple[str, 
 
 
 def test_a_healthy_machine_works_on_every_link_and_has_no_cause(fakes: Fakes) -> None:
-    for _ in range(10):  # a fake GPU needs the host's cores: on a busy host 16 MiB may take it longer than a hang
+    for _ in range(10):  # a fake GPU needs the host's cores: on a busy host 16 MiB, or NCCL, may seem to hang
         done, answer = _mapped(fakes, free=_FREE_FOR_NCCL)
-        if "hangs" not in _states(answer).values():
+        if done.code == 0:
             break
 
     assert done.code == 0

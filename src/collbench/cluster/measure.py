@@ -96,6 +96,7 @@ def apart(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pa
     """Return random pairs, with as few as possible that lie within a group."""
     group_of = {member: number for number, group in enumerate(groups) for member in group}
     pairs = list(matching(nodes, (), rng))
+    spare = sorted({*range(nodes)} - {node for pair in pairs for node in pair})  # one of an odd number
 
     def together(pair: Pair) -> bool:
         return pair[0] in group_of and group_of[pair[0]] == group_of.get(pair[1])
@@ -105,7 +106,12 @@ def apart(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pa
         if not wrong:
             break
         for number in wrong:
-            other = rng.randrange(len(pairs))
+            other = rng.randrange(len(pairs) + len(spare))
+            if other == len(pairs):
+                kept, freed = rng.sample(pairs[number], 2)
+                if not together((kept, spare[0])):
+                    pairs[number], spare = (kept, spare[0]), [freed]
+                continue
             (a, b), (c, d) = pairs[number], pairs[other]
             if other != number and not together((a, d)) and not together((c, b)):
                 pairs[number], pairs[other] = (a, d), (c, b)
