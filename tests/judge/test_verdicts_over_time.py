@@ -74,18 +74,11 @@ def test_a_part_of_one_pass_suffices(where: int, sigma: float) -> None:
     assert [verdict.members for verdict in said(run_with(logs))] == [(3,)]
 
 
-def test_a_tenth_of_wild_trials_names_nobody() -> None:
+@pytest.mark.parametrize(("count", "points", "passes"), [(4, 12, 7), (2, 2, 5)])
+def test_a_tenth_of_wild_trials_names_nobody(count: int, points: int, passes: int) -> None:
     for seed in range(20):
-        rng = np.random.default_rng(seed)
-        logs = noise(0.01, passes=7, seed=seed) - 0.7 * (rng.random((len(COPIES), 12, 7)) < 0.1)
-        assert said(run_with(logs)) == []
-
-
-def test_a_tenth_of_wild_trials_names_no_pair_alone() -> None:
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        logs = noise(0.01, count=2, passes=5, seed=seed) - 0.7 * (rng.random((len(COPIES), 2, 5)) < 0.1)
-        assert said(run_with(logs, 2)) == []
+        wild = np.random.default_rng(seed).random((len(COPIES), points, passes)) < 0.1
+        assert said(run_with(noise(0.01, count=count, passes=passes, seed=seed) - 0.7 * wild, count)) == []
 
 
 @pytest.mark.parametrize("by_chance", [True, False])

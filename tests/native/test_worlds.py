@@ -131,11 +131,14 @@ report(waits=collect(native.Collectives(gpus, native.Nccl(os.environ["NCCL"])), 
     assert fakes.script(one_process_script).reported["waits"] == []
 
 
-def test_a_wrong_element_is_reported_by_the_rank_that_holds_it(fakes: Fakes) -> None:
-    script = "ranks(2, lambda rank, held: failure(collective, held, [[1, 0]]))"
-    # After the two that connect, two that wake and the barrier's: the graph's first, on rank 1 of the group, which is
-    # the world's 0.
-    reported = fakes.script(_RANKS + script, corrupt_collective="6:9:1").reported["results"]
+@pytest.mark.parametrize(
+    ("how", "call"), [("", 1), ("plain=[True], iterations=13", 5), ("plain=[True], iterations=13", 12)]
+)
+def test_a_wrong_element_is_reported_by_the_rank_that_holds_it(how: str, call: int, fakes: Fakes) -> None:
+    script = f"ranks(2, lambda rank, held: failure(collective, held, [[1, 0]], {how}))"
+    # After the two that connect, two that wake and the barrier's: a call of the graph or a plain launch, on rank 1 of
+    # the group, which is the world's 0.
+    reported = fakes.script(_RANKS + script, corrupt_collective=f"{5 + call}:9:1").reported["results"]
 
     assert [result["kind"] for result in reported] == ["DataError", "none"]
     assert (reported[0]["group"], reported[0]["rank"], reported[0]["offset"]) == (0, 1, 36)
@@ -258,15 +261,6 @@ ranks(4, body)
     done = fakes.script(_RANKS + script)
     assert done.reported["results"] == [[2, 0], [2, 0], [0, 2], [0, 2]]
     assert Counter(done.log)["cuStreamBeginCapture_v2"] == 2
-
-
-@pytest.mark.parametrize("call", [5, 12])
-def test_a_wrong_element_of_any_plain_launch_is_found(call: int, fakes: Fakes) -> None:
-    script = "ranks(2, lambda rank, held: failure(collective, held, [[1, 0]], plain=[True], iterations=13))"
-    # After the two that connect, two that wake and the barrier's, as of a captured batch.
-    reported = fakes.script(_RANKS + script, corrupt_collective=f"{5 + call}:9:1").reported["results"]
-    assert [result["kind"] for result in reported] == ["DataError", "none"]
-    assert (reported[0]["group"], reported[0]["rank"], reported[0]["offset"]) == (0, 1, 36)
 
 
 def test_ranks_agree_on_their_data_also_after_rounds_without_them(fakes: Fakes) -> None:
