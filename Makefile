@@ -104,9 +104,10 @@ types: $(INSTALLED)-dev
 	$(BIN)/mypy
 
 # mypy takes one core for a minute, and the documents a few seconds: with a low priority they use what the tests, of
-# which many wait, leave idle. What they say comes last.
+# which many wait, leave idle. What they say comes last. The documents come first: they look whether the extension is
+# built, which nothing may do while tests load it.
 types-and-tests: $(INSTALLED)-dev build
-	@nice $(MAKE) --no-print-directory types docs >build/types.txt 2>&1 & types=$$!; \
+	@nice $(MAKE) --no-print-directory docs types >build/types.txt 2>&1 & types=$$!; \
 	    $(MAKE) --no-print-directory test; tested=$$?; \
 	    wait $$types; typed=$$?; cat build/types.txt; exit $$((tested || typed))
 
