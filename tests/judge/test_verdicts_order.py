@@ -8,10 +8,10 @@ from itertools import combinations
 
 import pytest
 
-from collbench.judge.diagnose import Kind, judge
+from collbench.judge.diagnose import Kind, Severity, judge
 from collbench.judge.diagnose.links import link_state
 from collbench.judge.diagnose.readings import Facts
-from collbench.model.operations import Operation, Work
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
 from tests.builders import gpus, measured, pair_run, paths, run_of
 from tests.judge.checked import Members, Rate, faults, h200, pcie, run_on, the, trials, what
@@ -141,6 +141,20 @@ def test_what_a_better_label_joins_is_judged_together(
     assert [v.members for v in inverted] == members
     others = len(better) > len(slow)
     assert {v.cause.name for v in inverted} == {"path_alone" if others else "uplink_shared"}
+
+
+def test_copies_and_nccl_of_one_inverted_pair_are_one_verdict() -> None:
+    """NCCL's gap is the wider one, and the rates are its: the copies of the pair, which are slow too, are the same."""
+
+    def rate(work: Work, members: Members) -> float:
+        slow, nccl = {*members} == {0, 1}, work.operation.is_collective
+        return (7.0 if nccl else 10.0) if slow else 22.0
+
+    run = pcie({(0, 1): "PIX", (2, 3): "PIX"}, rate)
+    run = replace(run, measurements=[m for m in run.measurements if m.point.variant is Variant.PLAIN])
+    (verdict,) = (v for v in judge(run) if v.severity is not Severity.INFO)
+    assert (verdict.kind, verdict.members) == (Kind.ORDER_INVERSION, (0, 1))
+    assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
 
 
 def test_on_slots_alike_a_better_label_has_no_excuse() -> None:

@@ -620,15 +620,15 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten], *, alone
         link for case in cases for reading in case.readings for link in directed_links(reading.work, reading.members)
     )
     blame = of_devices(facts, members, links)
-    by_nccl = all(reading.work.operation.is_collective for case in cases for reading in case.readings)
+    works = frozenset(reading.work for case in cases for reading in case.readings)
+    by_nccl = all(work.operation.is_collective for work in works)
     likely = _inverting(facts, links, by_nccl=by_nccl, alone=alone)
-    works = names(reading.work for case in cases for reading in case.readings)
     better = f"{facts.label(first_link(blame, worst.readings))} pairs of {blame.place}"
     normal = facts.readings.span(worst.readings)[1] * math.exp(worst.gap)
     less = f"reach {1 - math.exp(-worst.gap):.0%} less than the {figure(normal)} GB/s of {worst.worse} pairs"
-    less += f", though the label is better ({works})"
+    less += f", though the label is better ({names(works)})"
     blame = replace(blame, place=f"{better} {less}")
-    return verdict_on(facts, Kind.ORDER_INVERSION, blame, "", likely, worst.readings)
+    return verdict_on(facts, Kind.ORDER_INVERSION, blame, "", likely, worst.readings, works=works)
 
 
 def _inverting(  # noqa: PLR0911  # a case for each

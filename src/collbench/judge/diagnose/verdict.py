@@ -263,7 +263,8 @@ def _covers(strong: Verdict, weak: Verdict, links: frozenset[Link]) -> bool:
     if weak.kind is Kind.GPU_ERRORS:
         return strong.cause.name == NEW_ERRORS and strong.cause.devices == weak.members
     collective = any(work.operation.is_collective for work in weak.works)  # which is as slow as the slower direction
-    if weak.works and not collective and any(work.operation.is_collective for work in strong.works):
+    of_nccl = bool(strong.works) and all(work.operation.is_collective for work in strong.works)
+    if weak.works and not collective and of_nccl:
         return False  # what slows NCCL slows no copies
     with_host = any(work.variant.host_memory for work in weak.works)
     # The one kind says that copies with host memory are faster; and these cross no NVLink that is down.
