@@ -93,6 +93,14 @@ def test_a_gpu_whose_nvlinks_and_pcie_paths_are_slow_has_one_verdict() -> None:
     assert "nvidia-smi nvlink -s -i 2; nvidia-smi nvlink -e -i 2; sudo lspci -vvv -s " in " ".join(printed.split())
 
 
+def test_a_gpu_whose_nvlinks_of_two_labels_carry_no_more_than_pcie_has_one_verdict() -> None:
+    slow = Fault(FaultKind.SLOW_GPU, (5,), factor=0.3)
+    printed = judged(replace(fabrics.load("dgx-1v"), faults=(slow,)))
+    assert printed.startswith("NV_NOT_USED all NVLinks of GPU5: ")
+    assert printed.count("\n  what ") == 1
+    assert "; also GPU5's slot (" in " ".join(printed.split())
+
+
 def test_every_kind_of_the_method_is_documented() -> None:
     documented = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
     assert [kind for kind in Kind if f"`{kind}`" not in documented] == []

@@ -14,7 +14,17 @@ from typing import Any, NamedTuple
 from collbench.judge.diagnose.blame import THROTTLED, Blame, blames, of_devices, unhealthy_devices, verdict_on
 from collbench.judge.diagnose.elements import Part
 from collbench.judge.diagnose.readings import CE, CPU, OUTLYING, SM, Facts, Reading
-from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, names, on
+from collbench.judge.diagnose.verdict import (
+    NVLINKS_DOWN,
+    Cause,
+    Kind,
+    Link,
+    Verdict,
+    both_ways,
+    directed_links,
+    names,
+    on,
+)
 from collbench.judge.outcome import corruptions
 from collbench.judge.physics import Impossible, impossible
 from collbench.machine.labels import is_nvlink, nvlink_count
@@ -263,7 +273,8 @@ def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Verdic
         cause = Cause("peers_refused", refused, fix, seen=True)
     else:
         common = set[int].intersection(*({*link} for link in blame.links))
-        cause = unhealthy_devices(facts).cause(common) or Cause("nvlinks_down", down, fix)
+        of_gpu = () if blame.gpu is None else (blame.gpu,)
+        cause = unhealthy_devices(facts).cause(common) or Cause(NVLINKS_DOWN, down, fix, of_gpu)
     text = f"copies are no faster than PCIe allows, though the label is {facts.label(min(blame.links))}"
     return verdict_on(facts, Kind.NV_NOT_USED, blame, text, cause, [links[link] for link in blame.links])
 

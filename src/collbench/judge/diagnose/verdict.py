@@ -228,6 +228,7 @@ def _with_other_links(strong: Verdict, covered: Iterable[Verdict]) -> Cause:
     return replace(cause, text=f"{cause.text}; also {other.cause.text}", fix=f"{cause.fix}; {other.fix}", part="")
 
 
+GPU, NVLINKS_DOWN = "gpu", "nvlinks_down"  # causes of what is slow on all links of a GPU
 NEW_ERRORS = "new_errors"  # the cause of what is slow on a device that counted errors meanwhile
 # What one cause that was seen on some devices slows, whatever their labels, links and kinds of work.
 _SLOWED = (Kind.NV_NOT_USED, Kind.NV_DEGRADED, *_RATES)
@@ -240,11 +241,16 @@ def _of_device(verdict: Verdict) -> bool:
 
 def _by_one_cause(one: Verdict, other: Verdict) -> bool:
     """Return whether both are slow by one cause, a GPU or one that was seen, whichever of its links show it."""
-    causes = (
-        replace(cause, fix="", text=cause.text if cause.seen else "", part="") for cause in (one.cause, other.cause)
-    )
     known = one.cause.seen or len(one.cause.devices) == 1
-    return known and len({*causes}) == 1 and {one.kind, other.kind} <= {*_SLOWED}
+    return known and _root(one.cause) == _root(other.cause) and {one.kind, other.kind} <= {*_SLOWED}
+
+
+def _root(cause: Cause) -> Cause:
+    """Return a cause without what differs between a GPU's links, unless it was seen."""
+    if cause.seen:
+        return replace(cause, fix="")
+    of_gpu = len(cause.devices) == 1 and cause.name in (GPU, NVLINKS_DOWN)
+    return replace(cause, name=GPU if of_gpu else cause.name, text="", fix="", part="")
 
 
 def _same_part(one: Verdict, other: Verdict) -> bool:
