@@ -9,7 +9,7 @@ from itertools import permutations
 
 import pytest
 
-from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, unhealthy_devices
+from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, together, unhealthy_devices
 from collbench.judge.diagnose.readings import Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, explained
 from collbench.model.operations import Operation, Variant, Work
@@ -29,6 +29,19 @@ def every(n: int) -> list[Link]:
 
 def blamed(slow: Collection[Link], judged: Collection[Link], n: int = 4, but: Labels | None = None) -> list[Blame]:
     return list(blames(Facts(run_of(gpus(n), [], paths(n, "NV18", but))), slow, judged))
+
+
+@pytest.mark.parametrize(
+    ("links", "members", "place"),
+    [
+        ([(1, 3), (3, 1)], (1, 3), "GPU1-GPU3"),
+        ([(3, 1)], (3, 1), "GPU3 → GPU1"),
+        ([(1, 3), (2, 3)], (1, 2, 3), "2 PHB pairs (one direction each)"),
+    ],
+)
+def test_links_of_one_pair_together_have_its_name(links: list[Link], members: tuple[int, ...], place: str) -> None:
+    blame = together(Facts(run_of(gpus(4), [], paths(4, "PHB"))), frozenset(links), everything=False)
+    assert (blame.members, blame.place) == (members, place)
 
 
 WAY, PATH = "only one direction of this path", "only this path"

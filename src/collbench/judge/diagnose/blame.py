@@ -237,13 +237,19 @@ def _grouped(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> It
         return
     for low, high in pairs:
         links = [link for link in ((low, high), (high, low)) if link in rest]
-        between = "-" if len(links) == 2 else " → "
-        yield Blame(frozenset(links), links[0], tags(links[0], facts.run.devices, between))
+        yield Blame(frozenset(links), links[0], _of_pair(facts, links))
+
+
+def _of_pair(facts: Facts, links: Collection[Link]) -> str:
+    """Return the name of a pair, or of one direction of it, by its links: "GPU0-GPU1", "GPU1 → GPU0"."""
+    return tags(min(links), facts.run.devices, "-" if len(links) == 2 else " → ")
 
 
 def together(facts: Facts, links: frozenset[Link], *, everything: bool) -> Blame:
     """Return the blame of some links together; `everything`: there are no others that could have been slow."""
     pairs = {frozenset(link) for link in links}
+    if len(pairs) == 1:
+        return Blame(links, min(links), _of_pair(facts, links))
     members = tuple(sorted({member for link in links for member in link}))
     labels = " and ".join(sorted({facts.label(link) for link in links}))
     opposite = len(links) > len(pairs)
