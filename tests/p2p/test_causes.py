@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path as File
@@ -12,7 +12,7 @@ import pytest
 
 from collbench.model.errors import Cause, Failure, FailureKind, WrongData
 from collbench.model.run import NO_PEERS, Path, PeerStatus, SkipKind, Skipped
-from collbench.p2p.causes import Certainty, causes, hidden, workarounds
+from collbench.p2p.causes import Certainty, PeerCause, causes, hidden, workarounds
 from collbench.p2p.examine import peer_answers
 from collbench.p2p.peer_map import BY_PEER_ACCESS, THROUGH_HOST, Crossing, PeerLink, PeerMap
 from collbench.preflight.findings import GpuState, MachineFacts, Slot, Space
@@ -228,19 +228,33 @@ def test_no_level_is_proposed_that_leaves_p2p_on_where_it_is_slow(
     labels: tuple[str, str], slow: set[str], cause: str | None, command: str | None
 ) -> None:
     """Four GPUs in pairs: the first label within a pair, the second between them."""
+    found = _in_pairs(labels, slow)
+    many = 4 if slow == {"PHB"} else 8 if len(slow) == 1 else 12
+    assert [(one.name, one.command, len(one.links)) for one in found] == ([(cause, command, many)] if cause else [])
+
+
+def _in_pairs(labels: tuple[str, str], slow: set[str], unused: Collection[str] = ()) -> tuple[PeerCause, ...]:
+    """Return the causes of slow links of four GPUs, by label; those `unused` are sound, and NCCL takes another way."""
     four = tuple(
         replace(one, device=replace(one.device, index=at)) for at in range(4) for one in [_machine().driver.gpus[0]]
     )
-    ends = list(permutations(range(4), 2))
-    label_of = {end: labels[end[0] // 2 != end[1] // 2] for end in ends}
+    label_of = {end: labels[end[0] // 2 != end[1] // 2] for end in permutations(range(4), 2)}
     far = Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0)
-    links = tuple(peer_link(end, far if label_of[end] in slow else None) for end in ends)
-    paths = tuple(Path(end, label_of[end]) for end in ends if end[0] < end[1])
-    facts = machine(four, driver={"virtualization": "none"})
-    found = causes(PeerMap("cuda", "node7", tuple(one.device for one in four), links, paths), facts)
-    assert [(one.name, one.command, len(one.links)) for one in found] == (
-        [(cause, command, sum(label_of[end] in slow for end in ends))] if cause else []
+    links = tuple(
+        peer_link(end, far if label in slow else None, "SHM/direct/direct" if label in unused else "P2P/CUMEM")
+        for end, label in label_of.items()
     )
+    paths = tuple(Path(end, label) for end, label in label_of.items() if end[0] < end[1])
+    facts = machine(four, driver={"virtualization": "none"})
+    return causes(PeerMap("cuda", "node7", tuple(one.device for one in four), links, paths), facts)
+
+
+def test_nccl_is_not_told_to_use_p2p_everywhere_where_some_links_are_slow() -> None:
+    (sound,) = _in_pairs(("PHB", "SYS"), set(), unused=["SYS"])
+    assert (sound.name, sound.command) == ("NCCL's distance", "export NCCL_P2P_LEVEL=SYS")
+    slow, distance = _in_pairs(("PHB", "SYS"), {"PHB"}, unused=["SYS"])
+    assert (slow.command, distance.command) == ("export NCCL_P2P_LEVEL=PXB", "")
+    assert distance.further == "none: NCCL_P2P_LEVEL=SYS would use P2P on links where it is slow, too"
 
 
 def test_lanes_that_copies_through_the_host_cross_too_are_only_a_possible_cause() -> None:

@@ -423,6 +423,8 @@ def _default_level(case: _Case) -> _Found | None:
     if blamed or not case.over_pcie or case.label in _NEAR:
         return None
     text = f"NCCL does not use P2P over this distance ({case.label}) by itself: it takes {_transport(case.link.nccl)}"
+    if case.nearest_slow:
+        return _Found(Certainty.POSSIBLE, text, "none: NCCL_P2P_LEVEL=SYS would use P2P on links where it is slow, too")
     return _Found(Certainty.POSSIBLE, text, "compare with collbench allreduce", command="export NCCL_P2P_LEVEL=SYS")
 
 
