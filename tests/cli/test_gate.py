@@ -68,6 +68,9 @@ def test_strict_does_not_pass_what_is_far_below_theory_without_a_contradiction(
     kept = [found for found in run.measurements if found.point.variant is Variant.PLAIN]
     run_file.save(replace(run, measurements=kept), Path("run.json"))
     assert (program("check", "run.json").status, program("check", "run.json", "--strict").status) == (0, strict)
+    answer = json.loads(program("check", "run.json", "--strict", "--json").out)
+    said = "Nothing contradicts the labels, but P2P may be slower than host memory." if strict else "Labels, tools and"
+    assert (answer["exit_status"], answer["verdicts"], answer["conclusion"].startswith(said)) == (strict, [], True)
 
 
 def without(run: Run, pair: set[int]) -> Run:

@@ -166,6 +166,7 @@ def as_json(diagnosis: Diagnosis, exit_status: int | None = None, shortfall: str
         "exit_status": int(diagnosis.status if exit_status is None else exit_status),
         "pairs": covered.pairs,
         "judged": len(covered.judged),
+        "conclusion": conclusion(diagnosis),
         "failed": "; ".join(filter(None, (headline(run), f"FAILED: {shortfall}" if shortfall else ""))),
         "verdicts": found_json(run, diagnosis.verdicts),
         "not_judged": [
