@@ -19,8 +19,6 @@ from tests.cli.program import Program
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "published" / "aiconfigurator_nccl.csv.gz"
 
-LISTED = "nothing to compare with; 'collbench reference' lists what there is"
-
 
 def test_one_machine_has_a_line_for_each_operation_and_number_of_gpus(program: Program) -> None:
     result = program("reference", "NVIDIA H100 80GB HBM3", "--json")
@@ -61,10 +59,9 @@ def test_one_machine_has_a_line_for_each_operation_and_number_of_gpus(program: P
         # Azure requires 228 of eight A100, within 5% of the least that was published.
         ("8 x A100", "allreduce", "8G", "225", "below what is required", 3),
         # One source of a collective over PCIe is only a guide.
-        ("8 x RTX 5090", "allreduce", "1G", "3", "not judged by a guide", 1),
-        # No figure: of the GPU, of the number of GPUs, of the size, of the operation.
-        ("2 L4", "allreduce", "1G", "3", LISTED, 1),
-        ("8 x H100", "gather", "1G", "311", LISTED, 1),
+        ("8 x RTX 5090", "allreduce", "1G", "3", "not judged", 1),
+        # No figure: of the operation, of the number of GPUs.
+        ("8 x H100", "gather", "1G", "311", "nothing to compare with; there are figures of allreduce", 1),
         ("2 x RTX 4090", "allreduce", "32M", "20", "nothing to compare with; there are figures of 4 GPUs", 1),
     ],
 )
@@ -127,8 +124,72 @@ def test_sizes_without_figures_name_the_nearest_with_some(program: Program) -> N
 def test_a_guide_says_how_far_a_rate_is_from_it(program: Program) -> None:
     """Published: 171.4 GB/s, by one source."""
     asked = ("reference", "2 x A100", "allreduce", "--size", "64M", "--busbw")
-    said = [program(*asked, rate).out.partition("guide, ")[2].partition(";")[0] for rate in ("81.4", "171", "198")]
+    said = [program(*asked, rate).out.partition("not judged, ")[2].partition(";")[0] for rate in ("81.4", "171", "198")]
     assert said == ["81.4 GB/s, 50% below it", "171.0 GB/s, within it", "198.0 GB/s, 10% above it"]
+    assert program(*asked, "171").out.endswith("(1 source, only a guide: below 256M)\n")
+    assert program("reference", "8 x RTX 5090", "allreduce", "--size", "1G").out.endswith(
+        "(1 source, only a guide: a collective over PCIe)\n"
+    )
+
+
+@pytest.mark.parametrize("machine", ["8 x H100", "2 x A100 SXM", "8 x RTX 5090"])
+def test_the_table_says_from_which_size_a_rate_is_judged(program: Program, machine: str) -> None:
+    """At each size that it lists, the answer for one rate agrees."""
+    rows = json.loads(program("reference", machine, "allreduce", "--json").out)["references"]
+    judged_at = {size for row in rows for size in row["sizes"] if size >= (row["judged_from_bytes"] or size + 1)}
+    for size in {size for row in rows for size in row["sizes"]}:
+        answer = json.loads(program("reference", machine, "allreduce", "--size", str(size), "--json").out)
+        assert any(not one["guide_only"] for one in answer["normal"]) == (size in judged_at), size
+    page = program("reference", machine, "allreduce").out
+    assert ("guide" in page) == any(row["judged_from_bytes"] is None for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("called", "gpu"),
+    [
+        ("8 x h200 sxm", "H200"),
+        ("H200-SXM-141GB x 8", "H200"),
+        ("8xH100-SXM5-80GB", "H100 SXM"),
+        ("8 NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("8 x nvidia h100 80gb hbm3", "H100 SXM"),
+        ("DGX A100", "A100 SXM"),
+        ("a100 pci-e 80 GB", "A100 PCIe"),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe"),
+        ("v100-sxm2-32gb", "V100 SXM2"),
+        ("rtx4090", "RTX 4090"),
+        ("GeForce RTX 2080ti", "RTX 2080 Ti"),
+        ("A6000", "RTX A6000"),
+        ("GB200 NVL72", "GB200"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
+    ],
+)
+def test_a_gpu_may_be_called_as_nvidia_smi_or_a_shop_does(program: Program, called: str, gpu: str) -> None:
+    result = program("reference", called, "--json")
+    machines = {row["machine"].partition(" × ")[2] or row["machine"] for row in json.loads(result.out)["references"]}
+    assert (result.status, bool(machines)) == (0, True)
+    assert all(machine.startswith(gpu) for machine in machines), machines
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        "L40S",
+        "2 L4",
+        "NVIDIA H100 PCIe",
+        "H200 NVL",
+        "RTX 6000 Ada Generation",
+        "RTX 6000",
+        "RTX 2080",
+        "GH200",
+        "SXM5",
+    ],
+)
+def test_a_gpu_without_figures_is_one_line_with_those_that_have_some(program: Program, called: str) -> None:
+    for more in ((), ("allreduce",), ("allreduce", "--size", "1G", "--busbw", "3")):
+        result = program("reference", called, *more)
+        assert (result.status, result.out) == (2, "")
+        assert f"no reference figure is of a GPU '{called.removeprefix('2 ')}'" in result.line
+        assert "all names: A100 PCIe, A100 SXM, B200, " in result.line
 
 
 @pytest.mark.parametrize(
@@ -162,14 +223,8 @@ def test_json_has_what_is_normal_at_a_size_and_whether_a_rate_is(
         (["H100", "allreduce", "--busbw", "3"], "--busbw needs the message size"),
         (["8 x H100", "allreduce", "--size", "1G", "--busbw", "nan"], "--busbw 'nan' is no rate"),
         (["8 x H100", "allreduce", "--size", "1G", "--busbw", "480Gb/s"], "--busbw '480Gb/s' is no rate: write it in"),
-        (["H100 x 8"], "'H100 x 8' has the number of GPUs last: write '8 x H100'"),
         (["H200", "allreduce", "--size", "1G", "--busbw", "326"], "what is normal depends on the number of GPUs"),
-        (
-            ["2 x RTX 4090", "allreduce"],
-            "there is no published figure for allreduce on '2 x RTX 4090': there are figures",
-        ),
-        (["H100", "gather"], "there is no published figure for gather on 'H100'"),
-        (["run.json"], "there is no published figure for 'run.json': a run is judged by 'collbench compare run.j"),
+        (["run.json"], "run.json is no GPU: a run is judged by 'collbench compare run.json --reference'"),
     ],
 )
 def test_half_a_question_is_refused(program: Program, arguments: list[str], message: str) -> None:
@@ -177,6 +232,24 @@ def test_half_a_question_is_refused(program: Program, arguments: list[str], mess
     result = program("reference", *arguments)
     assert (result.status, result.out) == (2, "")
     assert result.line.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("asked", "there"),
+    [
+        (("2 x RTX 4090", "allreduce"), "allreduce on '2 x RTX 4090': there are figures of 4 GPUs"),
+        (("H100", "gather"), "gather on 'H100': there are figures of allreduce, "),
+    ],
+)
+def test_what_nobody_published_of_a_known_gpu_cannot_be_judged(
+    program: Program, asked: tuple[str, str], there: str
+) -> None:
+    result = program("reference", *asked)
+    assert (result.status, result.err) == (1, "")
+    assert result.out.startswith(f"there is no published figure for {there}")
+    answer = json.loads(program("reference", *asked, "--json").out)
+    assert (answer["exit_status"], answer["references"]) == (1, [])
+    assert program("reference", *asked, "--size", "1G").status == 1
 
 
 def test_pairs_and_check_end_with_3_for_a_rate_below_normal_and_name_it_first(program: Program) -> None:

@@ -291,12 +291,14 @@ def test_the_name_may_stand_in_the_file_and_others_have_no_figure(program: Progr
     )
     other = program("select", "4", "--topology", "both.txt", "--gpu", "RTX 4090").out
     assert "reference none for 4 × RTX 4090 with such links: labels have an order, not a rate" in other
-    names = "A100, B200, B300, GB200, GB300, H100, H200, P100, RTX 2080 Ti, RTX 4090, RTX 5090, RTX A6000, "
-    names += "RTX PRO 6000, V100"
-    for unknown, near in (("Banana", ""), ("4", ""), ("rtx4090", "; nearest: RTX 4090, RTX 5090")):
+    names = (
+        "A100 PCIe, A100 SXM, B200, B300, GB200, GB300, H100 NVL, H100 SXM, H200, P100 SXM2, RTX 2080 Ti, RTX 4090, "
+    )
+    names += "RTX 5090, RTX A6000, RTX PRO 6000, V100 PCIe, V100 SXM2"
+    for unknown, near in (("Banana", ""), ("4", ""), ("rtx4091", "; nearest: RTX 4090")):
         refused = program("select", "4", "--topology", "both.txt", "--gpu", unknown)
         assert (refused.status, refused.out) == (2, "")
-        told = f"no reference figure is of a GPU {unknown}{near}; all names: {names}"
+        told = f"no reference figure is of a GPU '{unknown}'{near}; all names: {names}"
         assert one_line(refused.err) == told
     for wrong in (("--gpu", "H100"), ("--topology", "both.txt", "--gpu", " ")):
         assert "--gpu names the GPUs" in one_line(program("select", "2", *wrong).err)

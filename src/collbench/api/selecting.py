@@ -12,7 +12,7 @@ from collbench.api import SILENT, Notices, keywords
 from collbench.choose.choice import ABOVE_LIMIT, FEW_SETS, Band, Choice, Finalist, Omitted, Origin, Published, Selection
 from collbench.machine import device_names, nvidia_smi
 from collbench.machine.labels import labels_within
-from collbench.model.errors import ExitStatus, NotTrusted, UsageError, near
+from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device
 from collbench.model.units import abridged, parse_size
@@ -176,12 +176,8 @@ def _check_gpu(name: str) -> None:
     """Raise UsageError for a GPU that no reference figure is of."""
     from collbench.judge import references
 
-    if any(figure.is_named(name) for figure in references.load()):
-        return
-    known = references.gpu_names()
-    meant = near(name.upper(), known, cutoff=0.7, most=2)
-    nearest = f"; nearest: {', '.join(meant)}" if meant else ""
-    raise UsageError(f"no reference figure is of a GPU {one_line(name)}{nearest}; all names: {', '.join(known)}")
+    if not references.named(references.load(), name):
+        raise UsageError(references.unknown_gpu(one_line(name)))
 
 
 def _published(name: str, labels: Sequence[str], request: SelectRequest) -> Iterator[Published]:
@@ -193,9 +189,8 @@ def _published(name: str, labels: Sequence[str], request: SelectRequest) -> Iter
 
     known = [
         figure
-        for figure in references.load()
+        for figure in references.named(references.load(), name)
         if (figure.operation, figure.variant, figure.ranks) == (Operation.ALLREDUCE, Variant.PLAIN, request.count)
-        and figure.is_named(name)
         and all(map(figure.links_are, labels))
     ]
     measured = {(figure.machine, figure.nvls) for figure in known if figure.at_least is None}

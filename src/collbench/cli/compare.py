@@ -19,6 +19,7 @@ from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.model.units import amount, format_size, grouped, parse_share, parse_size
+from collbench.model.values import one_line
 
 if TYPE_CHECKING:
     from collbench.judge.references import Figure, Reference
@@ -177,8 +178,9 @@ def reference(
     """List the published figures by which runs are judged, or say whether one number is normal.
 
     For each machine a line for each operation, number of GPUs and kind of link: the sizes, the number of independent
-    sources and whether they disagree at some size, and what is normal at the largest size, in GB/s. GPU is a part of a
-    product name, with the number of GPUs as "8 x H100".
+    sources and whether they disagree at some size, from which size a rate is judged (below it the figures are only a
+    guide), and what is normal at the largest size, in GB/s. GPU is nvidia-smi's or a product's name, with the number of
+    GPUs as "8 x H100".
 
     With OPERATION and --size: what is normal there, or required by acceptance tests. Exit status with --busbw: 0; 3 if
     it is below, or above what the links carry; 1 if there is nothing to compare it with, or if it depends on NVLS.
@@ -190,51 +192,61 @@ def reference(
       collbench reference "RTX PRO 6000" --json
       collbench reference "8 x H100" allreduce --size 1G --busbw 311
     """
-    from collbench.judge.references import by_kind, load  # late: numpy
+    from collbench.judge.references import by_kind, load, named, unknown_gpu  # late: numpy
     from collbench.report import reference as page
 
     if size is not None and operation is None:
         raise UsageError("--size asks about one operation: name it, as 'collbench reference \"8 x H100\" allreduce'")
     if busbw is not None and size is None:
         raise UsageError("--busbw needs the message size of the rate: add --size")
-    every = by_kind(load())
-    kinds = _kinds(every, machine or "", operation)
-    if not kinds and (last := _COUNTED_LAST.fullmatch(machine or "")):
-        raise UsageError(f"'{machine}' has the number of GPUs last: write '{last[2]} x {last[1].strip()}'")
-    other_counts = "" if kinds else _other_counts(every, machine or "", operation)
-    if not kinds and size is None:
-        what = f"'{machine}'" if operation is None else f"{operation} on '{machine}'"
-        advice = other_counts or "'collbench reference' lists all machines"
+    count, name = _count_and_name(machine or "")
+    of_gpu = by_kind(named(load(), name) if name else load()) or _of_words(by_kind(load()), name)
+    if not of_gpu:
         if Path(machine or "").is_file():
-            advice = f"a run is judged by 'collbench compare {machine} --reference'"
-        raise UsageError(f"there is no published figure for {what}: {advice}")
+            raise UsageError(f"{machine} is no GPU: a run is judged by 'collbench compare {machine} --reference'")
+        raise UsageError(unknown_gpu(one_line(name)))
+    of_operation = [kind for kind in of_gpu if operation in (None, kind[0].operation)]
+    kinds = [kind for kind in of_operation if count in (None, kind[0].ranks)]
+    what = " on ".join(filter(None, (operation and str(operation), f"'{machine}'")))
+    there = _there(of_gpu, of_operation)
     if size is not None:
-        _answer(kinds, f"{operation} at {format_size(size)} on '{machine}'", size, busbw, other_counts)
-    else:
-        show_answer(page.coverage(kinds), lambda: page.coverage_json(kinds))
+        _answer(kinds, f"{operation} at {format_size(size)} on '{machine}'", size, busbw, there)
+        return
+    status = ExitStatus.DONE if kinds else ExitStatus.FAILED
+    with leaving(status):
+        if kinds or is_json():
+            show_answer(page.coverage(kinds), lambda: page.coverage_json(kinds, status))
+        else:
+            echo_sentence(f"there is no published figure for {what}: there are figures {there}")
 
 
-def _kinds(kinds: Sequence[tuple[Figure, ...]], machine: str, operation: Operation | None) -> list[tuple[Figure, ...]]:
-    """Return the kinds of figures of a machine, with as many GPUs as its text says, and of an operation if named."""
+def _count_and_name(machine: str) -> tuple[int | None, str]:
+    """Return the number of GPUs that a machine's text begins or ends with, None for none, and the rest of it."""
+    if last := _COUNTED_LAST.fullmatch(machine):
+        return int(last[2]), last[1].strip()
     counted = _COUNTED.fullmatch(machine)
-    count, name = (int(counted[1]), counted[2]) if counted else (None, machine)
-    name = name.strip()
-    found = [kind for kind in kinds if any(figure.is_of(name) for figure in kind)]
-    found = found or [kind for kind in kinds if name.casefold() in kind[0].machine.casefold()]
-    return [kind for kind in found if count in (None, kind[0].ranks) and operation in (None, kind[0].operation)]
+    return (int(counted[1]), counted[2].strip()) if counted else (None, machine.strip())
 
 
-def _other_counts(kinds: Sequence[tuple[Figure, ...]], machine: str, operation: Operation | None) -> str:
-    """Return of which numbers of GPUs there are figures, where a machine's text asks for another one."""
-    counted = _COUNTED.fullmatch(machine)
-    ranks = sorted({kind[0].ranks for kind in _kinds(kinds, counted[2], operation)}) if counted else []
-    return f"there are figures of {', '.join([*map(str, ranks[:-1]), amount(ranks[-1], 'GPU')])}" if ranks else ""
+def _of_words(kinds: Sequence[tuple[Figure, ...]], words: str) -> list[tuple[Figure, ...]]:
+    """Return the kinds whose machine has these words, none of which has a number: "RTX", "with bridges"."""
+    if any(map(str.isdigit, words)):
+        return []
+    return [kind for kind in kinds if words.casefold() in kind[0].machine.casefold()]
 
 
-def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: float | None, other_counts: str) -> None:
+def _there(of_gpu: Sequence[tuple[Figure, ...]], of_operation: Sequence[tuple[Figure, ...]]) -> str:
+    """Return of which numbers of GPUs there are figures of the operation, or of which operations there are any."""
+    if not of_operation:
+        return "of " + ", ".join(dict.fromkeys(str(kind[0].operation) for kind in of_gpu))
+    ranks = sorted({kind[0].ranks for kind in of_operation})
+    return f"of {', '.join([*map(str, ranks[:-1]), amount(ranks[-1], 'GPU')])}"
+
+
+def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: float | None, there: str) -> None:
     """Print what is normal at a size, a line for each kind of machine and NVLS setting, and leave with the status.
 
-    `other_counts` says, without such figures, of which other numbers of GPUs there are some; "" for none.
+    `there` says of what else there are figures.
     """
     from collbench.judge.references import ReferenceVerdict, place, place_among, reference_at
     from collbench.report.reference import nowhere, placed, placed_json, usual
@@ -242,7 +254,7 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
     found = [published for kind in kinds if (published := reference_at(kind, size))]
     if not found:
         with leaving(ExitStatus.FAILED):
-            why = f"nothing to compare with; {other_counts}" if other_counts else nowhere(kinds, size)
+            why = nowhere(kinds, size) if kinds else f"nothing to compare with; there are figures {there}"
             nothing = f"{what}: {why}\n"
             echo(placed_json({}, busbw, ExitStatus.FAILED) if is_json() else nothing, end="")
         return

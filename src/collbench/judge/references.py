@@ -21,7 +21,7 @@ from collbench.judge.stats import MIN_TRIALS, Variance, reach, summarize
 from collbench.judge.tiers import Estimate, pair_labels, sets_of
 from collbench.machine import theory
 from collbench.machine.labels import nvlink_count
-from collbench.model.errors import ExitStatus
+from collbench.model.errors import ExitStatus, near
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Layout, Measurement, Run, capabilities, ordinary, registrations
 from collbench.model.units import grouped
@@ -35,6 +35,9 @@ from collbench.runfile.codec import build
 # A measured figure holds for other machines of its kind within ±5%: where two sources measured the same thing, they
 # differ by up to 4% (8 × H200, all-reduce at 8G: 473 and 480; H100 links by one tool: 363 to 394).
 _AROUND = 0.05
+
+
+_SHORT_NAME = re.compile(r"(?:\d+ × )?((?:RTX (?:PRO )?)?\w+(?: (?:Ti|SXM\d?|PCIe|NVL)\b)?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +98,11 @@ class Figure:
         """Return whether it applies to GPUs with this product name."""
         return re.search(self.gpus, name) is not None
 
-    def is_named(self, name: str) -> bool:
-        """Return whether it applies to GPUs that a person calls so: "H100" stands in the words of its machine."""
-        told = any(map(str.isdigit, name)) and any(map(str.isalpha, name))
-        return self.is_of(name) or (
-            told and re.search(rf"\b{re.escape(name)}\b", self.machine, re.IGNORECASE) is not None
-        )
+    @property
+    def gpu(self) -> str:
+        """The short name of its GPUs, as its machine's words begin: "H100 SXM", "RTX 4090"."""
+        name = _SHORT_NAME.match(self.machine)
+        return name[1] if name else self.machine
 
     def links_are(self, label: str) -> bool:
         """Return whether it applies to a pair with this label."""
@@ -119,9 +121,42 @@ def load() -> tuple[Figure, ...]:
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Return the short names of the GPUs that the figures are of, as they begin their machine's words: "RTX 4090"."""
-    first = (re.match(r"(?:\d+ × )?((?:RTX (?:PRO )?)?\w+(?: Ti)?)", figure.machine) for figure in load())
-    return tuple(sorted({words[1] for words in first if words}))
+    """Return the short names of the GPUs that the figures are of: "RTX 4090"."""
+    return tuple(sorted({figure.gpu for figure in load()}))
+
+
+# What people call a GPU: nvidia-smi's name, a product's or a shop's.
+
+# The size and the kind of memory, brands, architectures, and the racks of GB200 tell no two kinds here apart.
+_SAYS_NOTHING = re.compile(
+    r"\b(?:\d+ ?gb?|hbm\de?|nvidia|tesla|geforce|quadro|gpus?|ampere|hopper|blackwell|server|edition|nvl\d+)\b"
+)
+_RUN_TOGETHER = re.compile(r"(?<=\d)(?=sxm|pcie|nvl|ti\b)|(?<=rtx)(?=a?\d)|(?<=pro)(?=\d)")  # "rtx4090", "h100pcie"
+_ON_A_BOARD = frozenset({"sxm", "hgx", "dgx"})
+_ON_A_CARD = frozenset({"pcie", "nvl"})
+
+
+def _words(name: str) -> frozenset[str]:
+    """Return the words of a GPU's name that say which it is: {"h100", "sxm"} of "NVIDIA H100-SXM5-80GB"."""
+    spaced = _RUN_TOGETHER.sub(" ", name.casefold().replace("pci-e", "pcie").replace("-", " "))
+    words = re.findall(r"[a-z0-9]+", _SAYS_NOTHING.sub(" ", spaced))
+    return frozenset("sxm" if re.fullmatch(r"sxm\d", word) else word for word in words)
+
+
+def _is_called(figure: Figure, words: frozenset[str]) -> bool:
+    """Return whether a figure's GPUs may be called by these words. Which form an H100 has may be left out."""
+    own = _words(figure.gpu)
+    if "rtx" in own:  # an RTX 6000 is no RTX PRO 6000
+        return own - {"rtx"} <= words <= own
+    own = own if own & _ON_A_CARD else own | _ON_A_BOARD
+    return bool(words - _ON_A_BOARD - _ON_A_CARD) and words <= own
+
+
+def named(figures: Iterable[Figure], name: str) -> list[Figure]:
+    """Return the figures of GPUs that a person calls so: by nvidia-smi's name, else by the words of the product's."""
+    every, words = list(figures), _words(name)
+    of_product = [figure for figure in every if re.search(figure.gpus, name, re.IGNORECASE)]
+    return of_product or [figure for figure in every if _is_called(figure, words)]
 
 
 def _load(name: str) -> tuple[Figure, ...]:
@@ -129,6 +164,14 @@ def _load(name: str) -> tuple[Figure, ...]:
     rows = [data.get("shared", {}) | row for row in data["figures"]]
     figures: tuple[Figure, ...] = build(tuple[Figure, ...], rows, name)
     return figures
+
+
+def unknown_gpu(name: str) -> str:
+    """Return that no figure is of a GPU that somebody calls so, with the nearest names and all."""
+    known = gpu_names()
+    meant = near(name.upper(), known, cutoff=0.7, most=2)
+    nearest = f"; nearest: {', '.join(meant)}" if meant else ""
+    return f"no reference figure is of a GPU '{name}'{nearest}; all names: {', '.join(known)}"
 
 
 # What figures of one kind say together.
@@ -203,9 +246,18 @@ class Reference:
 
         There the rate depends on more than the machine's kind [docs/method/verdicts.md 7].
         """
+        return self.alone_on_pcie or self.size_bytes < self.judges_from
+
+    @property
+    def alone_on_pcie(self) -> bool:
+        """True if it is of a collective over PCIe by one source."""
         figure = self.figure
-        on_pcie = figure.operation.is_collective and not figure.links.startswith("NV") and len(self.sources) == 1
-        return on_pcie or self.size_bytes < max(figure.judges_from for figure in self.figures)
+        return figure.operation.is_collective and not figure.links.startswith("NV") and len(self.sources) == 1
+
+    @property
+    def judges_from(self) -> int:
+        """The size in bytes below which its figures are only a guide."""
+        return max(figure.judges_from for figure in self.figures)
 
 
 def _band(ranges: Collection[tuple[float, float]]) -> tuple[float, float]:

@@ -155,8 +155,16 @@ def _band(reference: Reference) -> str:
     if high is None:
         return f"required: {figure(low)} or more"
     disagree = ", which disagree" if reference.disagree else ""
-    orients = ", only a guide" if reference.orients else ""
-    return f"band {figure(low)} to {figure(high)} ({amount(len(reference.sources), 'source')}{disagree}{orients})"
+    sources = f"{amount(len(reference.sources), 'source')}{disagree}{_why_guide(reference)}"
+    return f"band {figure(low)} to {figure(high)} ({sources})"
+
+
+def _why_guide(reference: Reference) -> str:
+    """Return that figures are only a guide, by which nothing is below, and why; "" if they judge."""
+    if not reference.orients:
+        return ""
+    why = "a collective over PCIe" if reference.alone_on_pcie else f"below {format_size(reference.judges_from)}"
+    return f", only a guide: {why}"
 
 
 def _unknown(answers: Answers) -> Iterator[str]:
@@ -274,13 +282,17 @@ def _covered(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[Json]:
             "sources": tuple(dict.fromkeys(published.origin for published in kind)),
             "disagree": tuple(reference.size_bytes for reference in found if reference.disagree),
             "minimum": kind[0].at_least is not None,
+            "judged_from_bytes": next((reference.size_bytes for reference in found if not reference.orients), None),
             "band_gbs": list(found[-1].band),
         }
 
 
+_GUIDE = "guide"  # a figure by which nothing is judged
+
+
 def coverage(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[Part]:
     """Yield what figures cover: for each machine its name and a table."""
-    heads = ("operation", "GPUs", "links", "NVLS", "sizes", "sources", "GB/s at largest")
+    heads = ("operation", "GPUs", "links", "NVLS", "sizes", "judged ≥", "sources", "GB/s, largest")
     for machine, covered in grouped((row["machine"], row) for row in _covered(kinds)).items():
         yield Text(machine)
         yield table(*heads, rows=map(_coverage_row, covered), left={*heads} - {"GPUs", heads[-1]}, keys=4)
@@ -295,7 +307,8 @@ def _coverage_row(row: Json) -> tuple[str, ...]:
         row["links"].replace("|", " ") or "-",
         row["nvls"] or "-",
         size_span(row["sizes"]),
-        f"{len(row['sources'])}{', partly disagree' if row['disagree'] else ''}",
+        _GUIDE if row["judged_from_bytes"] is None else format_size(row["judged_from_bytes"]),
+        f"{len(row['sources'])}{', disagree' if row['disagree'] else ''}",
         f"{figure(low)} or more" if high is None else f"{figure(low)}-{figure(high)}",
     )
 
@@ -316,7 +329,7 @@ def placed(references: Sequence[Reference], gbs: float | None) -> str:
     standing = place_among(references, gbs)
     answer, beyond = standing.value, ""
     if standing is ReferenceVerdict.NOT_JUDGED:
-        answer, beyond = "not judged by a guide", f", {_beside(first, gbs)}"
+        answer, beyond = "not judged", f", {_beside(first, gbs)}"
     elif standing is ReferenceVerdict.IMPOSSIBLE and first.ceiling is not None:
         beyond = f", above the {figure(first.ceiling)} that the links carry"
     elif standing is ReferenceVerdict.BELOW and place(first, gbs) is not standing:
@@ -366,8 +379,6 @@ def nowhere(kinds: Iterable[Iterable[Figure]], size_bytes: int) -> str:
     sizes = sorted(
         {size for kind in kinds for size in sizes_of(kind)}, key=lambda size: abs(math.log(size / size_bytes))
     )
-    if not sizes:
-        return "nothing to compare with; 'collbench reference' lists what there is"
     nearest = " and ".join(map(format_size, sorted(sizes[:2])))
     return f"nothing to compare with at this size; the nearest figures of such a machine are of {nearest}"
 
@@ -388,6 +399,6 @@ def placed_json(references: Mapping[Reference, float | None], gbs: float | None,
     return document("reference-rate", {"exit_status": status, "busbw_gbs": gbs, "normal": plain(normal)})
 
 
-def coverage_json(kinds: Iterable[tuple[Figure, ...]]) -> str:
+def coverage_json(kinds: Iterable[tuple[Figure, ...]], status: int) -> str:
     """Return the same as JSON text."""
-    return document("references", {"exit_status": 0, "references": [*_covered(kinds)]})
+    return document("references", {"exit_status": status, "references": [*_covered(kinds)]})
