@@ -103,15 +103,20 @@ def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:
         (lambda d: d.update(faults=[{"kind": "slow-gpu", "factor": 0}]), r"faults\[0\].factor is 0"),
         (
             lambda d: d.update(faults=[{"kind": "slow-link", "devices": [0, 1]}]),
-            r"faults\[0\].factor is 1.0: give what",
+            r"faults\[0\] needs a factor below 1: what a slow-link leaves of the rate",
         ),
-        (lambda d: d.update(faults=[{"kind": "mistimed", "factor": 0.5}]), r"faults\[0\].factor is 0.5: give by how"),
+        (
+            lambda d: d.update(faults=[{"kind": "mistimed", "factor": 0.5}]),
+            r"faults\[0\] needs a factor above 1: by how",
+        ),
         # Faults that would do nothing.
         (lambda d: d.update(faults=[{"kind": "pcie-degraded", "devices": [1]}]), "a width below gen 3 and width 16"),
         (lambda d: d.update(faults=[{"kind": "hidden-nvlink", "devices": [0, 5]}]), "no NVLink is there for hidden"),
         (lambda d: d.update(faults=[{"kind": "links-down", "devices": [1]}]), r"takes 1 NVLinks of \[1\]: name two"),
         (lambda d: d.update(faults=[{"kind": "mistimed", "devices": [1], "factor": 2}]), "two GPUs or more"),
-        (lambda d: d.update(faults=[{"kind": "bottleneck"}]), r"faults\[0\].gbs is 0"),
+        (lambda d: d.update(faults=[{"kind": "bottleneck"}]), r"faults\[0\] needs gbs above 0"),
+        (lambda d: d.update(faults=[{"kind": "late-gpu"}]), r"faults\[0\] needs us above 0"),
+        (lambda d: d.pop("format_version"), 'no version: write "format_version": 2'),
         (lambda d: d.update(faults=[{"kind": "p2p-disabled", "words": "HOME=/"}]), "not an NCCL variable"),
         (lambda d: d.update(labels=[{"gpus": [0, 1], "label": "NVX"}]), r"labels\[0\].label is 'NVX'"),
         (lambda d: d.update(labels=[{"gpus": [0, 1], "tool_peer_access": "?"}]), "not one of OK"),
@@ -123,8 +128,15 @@ def test_a_wrong_file_is_refused_in_one_line_with_the_place(
 ) -> None:
     with pytest.raises(RunFileError, match=message) as refused:
         fabrics.loads(damaged(change), "mine.json")
-    assert str(refused.value).startswith("mine.json")
+    assert "mine.json" in str(refused.value)
+    assert "damaged" not in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_comma_that_is_missing_is_named_with_its_place() -> None:
+    with pytest.raises(RunFileError) as refused:
+        fabrics.loads('{"format": "collbench-fabric",\n "base": "dgx-1v" "faults": []}', "mine.json")
+    assert str(refused.value) == "mine.json is not a fabric file: Expecting ',' delimiter at line 2, column 19"
 
 
 def test_a_fault_of_one_gpus_nvlinks_is_read() -> None:

@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from collbench.model.errors import RunFileError
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, FaultKind
+from collbench.sim.network import Network, Transfer, shared_rates
 from tests.sim import faults, random_fabrics
 from tests.sim.made import fabric_text
 
@@ -63,6 +64,23 @@ def test_a_file_with_a_base_is_that_machine_with_what_it_says() -> None:
             validate(damaged)
         with pytest.raises(RunFileError):
             fabrics.loads(damaged, "damaged")
+
+
+def test_the_pages_slow_uplink_root_and_sockets_slow_a_machine() -> None:
+    """Each is a field of a file with a base; copies between the first GPUs below different parts get its rate."""
+    (block,) = re.findall(r"^    (\"bridges\": .*?\n    \"sockets\": .*?)$", PAGE, re.DOTALL | re.MULTILINE)
+    fields = [json.loads("{" + field + "}") for field in re.split(r"\n    (?=\")", block)]
+    assert [list(field) for field in fields] == [["bridges"], ["host_bridges"], ["sockets"]]
+    for base, field, pair, gbs in zip(
+        ("pcie-4-two-bridges", "pcie-4-two-bridges", "dgx-1v"), fields, ((0, 2), (0, 2), (0, 5)), (9, 6, 6), strict=True
+    ):
+        text = json.dumps({**fabrics.FORMAT.head, "name": "slow", "base": base, **field})
+        validate(text)
+        (slow,), (fast,) = (
+            shared_rates(Network(fabric), [Transfer(*pair, staged=base == "dgx-1v")])
+            for fabric in (fabrics.loads(text, "it"), fabrics.load(base))
+        )
+        assert slow <= gbs < fast
 
 
 @pytest.mark.parametrize(

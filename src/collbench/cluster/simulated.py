@@ -121,7 +121,7 @@ def load(text: str, name: str) -> Cluster:
         try:
             data = cleaned(json.loads(text), text)
         except (ValueError, RecursionError) as error:
-            raise ValueError(json_fault(error)) from error
+            raise ValueError(json_fault(error, by_hand=True)) from error
         cluster: Cluster = build(Cluster, data, "cluster", by_hand=True)
     except (ValueError, TypeError, UsageError) as error:
         raise RunFileError(

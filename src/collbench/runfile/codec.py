@@ -240,8 +240,8 @@ def _all_in(allowed: Range, numbers: list[Any]) -> bool:
     return inside and not (type(numbers[0]) is float and any(map(math.isnan, numbers)))  # which min and max pass over
 
 
-def json_fault(error: ValueError | RecursionError) -> str:
-    """Return what is wrong with text that json.loads refused."""
+def json_fault(error: ValueError | RecursionError, *, by_hand: bool = False) -> str:
+    """Return what is wrong with text that json.loads refused: damage, or a mistake of who wrote it `by_hand`."""
     if isinstance(error, RecursionError):
         return "it is nested too deep"
     if isinstance(error, UnicodeDecodeError):
@@ -252,7 +252,8 @@ def json_fault(error: ValueError | RecursionError) -> str:
         return "it is empty"
     if not error.doc[: error.pos].strip():
         return "it is not JSON"
-    return f"it is cut off or damaged at line {error.lineno}, column {error.colno}"
+    where = f"line {error.lineno}, column {error.colno}"
+    return f"{error.msg} at {where}" if by_hand else f"it is cut off or damaged at {where}"
 
 
 def _expect(data: Any, kind: Any) -> Any:
@@ -270,7 +271,8 @@ _SHOWN = ("collbench-run", *annexes.FILES)
 class FileFormat:
     """A kind of JSON file: its "format", the version that is written, its noun in messages, and how to get it again.
 
-    `elsewhere` says where there may be others if there is no file of a name.
+    `elsewhere` says where there may be others if there is no file of a name. A file that people write `by_hand` has
+    mistakes, any other is damaged.
     A file may be a stranger's: what a terminal would obey in its texts is made readable here, where it comes in.
     """
 
@@ -280,6 +282,7 @@ class FileFormat:
     again: str
     most_bytes: int = MAX_BYTES
     elsewhere: str = ""
+    by_hand: bool = False
 
     @property
     def head(self) -> dict[str, Any]:
@@ -304,12 +307,12 @@ class FileFormat:
     def loads(self, text: str, name: str, build: Callable[[dict[str, Any]], _T]) -> _T:
         """Return what `build` makes of the fields in JSON text; `name` is the file's, for errors. Raises RunFileError.
 
-        Of what `build` raises, TypeError, ValueError and KeyError say that the file is damaged.
+        Of what `build` raises, TypeError, ValueError and KeyError say what is wrong in the file.
         """
         try:
             data = cleaned(json.loads(text), text)
         except (ValueError, RecursionError) as error:
-            raise RunFileError(f"{name} is not {self._what}: {json_fault(error)}") from error
+            raise RunFileError(f"{name} is not {self._what}: {json_fault(error, by_hand=self.by_hand)}") from error
         if not isinstance(data, dict) or data.get("format") != self.format:
             found = data.get("format") if isinstance(data, dict) else None
             ours = isinstance(found, str) and re.fullmatch("collbench-[a-z-]+", found)
@@ -321,6 +324,8 @@ class FileFormat:
                 )
             raise RunFileError(f"{name} is JSON but not a collbench {self.noun}: {fault}")
         number = data.get("format_version")
+        if number is None and self.by_hand:
+            raise RunFileError(f'{name} has no version: write "format_version": {self.version}')
         if type(number) is not int or number != self.version:
             stated = f"no {self.noun}-file version" if number is None else f"{self.noun}-file version {number}"
             raise RunFileError(
@@ -331,7 +336,8 @@ class FileFormat:
         try:
             return build(fields)
         except (TypeError, ValueError, KeyError) as error:
-            raise RunFileError(f"{name} is a damaged {self.noun} file: {error}") from error
+            what = f"mistake in {self.noun} file {name}" if self.by_hand else f"{name} is a damaged {self.noun} file"
+            raise RunFileError(f"{what}: {error}") from error
 
     @property
     def _what(self) -> str:

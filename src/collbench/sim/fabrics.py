@@ -328,9 +328,9 @@ def _check_fault(fault: Fault, count: int, where: str) -> None:
     if not fault.words.isprintable():
         raise ValueError(f"{where}.words has unprintable characters")
     if fault.kind is FaultKind.LATE_GPU and fault.us <= 0:
-        raise ValueError(f"{where}.us is {fault.us}: give the µs by which the GPU is late")
+        raise ValueError(f"{where} needs us above 0: the µs by which the GPU is late")
     if fault.kind is FaultKind.BOTTLENECK and fault.gbs <= 0:
-        raise ValueError(f"{where}.gbs is {fault.gbs}: give the GB/s of the bottleneck")
+        raise ValueError(f"{where} needs gbs above 0: the GB/s of the bottleneck")
     if fault.devices:
         _check_gpus(fault.devices, count, f"{where}.devices", fewest=1)
     _check_factor(fault, where)
@@ -341,9 +341,9 @@ def _check_factor(fault: Fault, where: str) -> None:
     if fault.factor < _MIN_GBS:
         raise ValueError(f"{where}.factor is {fault.factor}: nothing moves at that rate; use hanging-link for a hang")
     if fault.kind in _LEAVES_A_SHARE and fault.factor >= 1:
-        raise ValueError(f"{where}.factor is {fault.factor}: give what a {fault.kind} leaves of the rate, below 1")
+        raise ValueError(f"{where} needs a factor below 1: what a {fault.kind} leaves of the rate")
     if fault.kind is FaultKind.MISTIMED and fault.factor <= 1:
-        raise ValueError(f"{where}.factor is {fault.factor}: give by how much rates grow, above 1")
+        raise ValueError(f"{where} needs a factor above 1: by how much rates grow")
 
 
 def _check_effect(fault: Fault, fabric: Fabric, where: str) -> None:
@@ -388,7 +388,9 @@ def _check_gpus(numbers: Sequence[int], count: int, where: str, fewest: int = 2)
 # Fabric files (docs/fabric-file.md): the named ones that are shipped, and a user's own. JSON ↔ Fabric.
 
 # Sixteen GPUs take 4 KB; a file of more than 1 MiB is another one.
-FORMAT = FileFormat("collbench-fabric", 2, "fabric", again="write it as docs/fabric-file.md says", most_bytes=2**20)
+FORMAT = FileFormat(
+    "collbench-fabric", 2, "fabric", again="write it as docs/fabric-file.md says", most_bytes=2**20, by_hand=True
+)
 _SUFFIX = ".json"
 
 
