@@ -97,7 +97,7 @@ def test_it_returns_what_the_command_prints(fakes: Fakes, tmp_path: Path) -> Non
     code += "print(json.dumps(plain(collbench.select(2, verify=False))))"
     returned = json.loads(python(fakes, code).stdout)
     head = {"format": "collbench-selection", "format_version": 1, "backend": returned["origin"]["backend"]}
-    assert json.loads(printed) == {**head, **returned}
+    assert json.loads(printed) == {**head, "exit_status": 0, **returned}
 
 
 REFUSED = "import collbench, os\n{before}\ntry:\n    collbench.select({arguments})\nexcept collbench.Error as error:\n"
@@ -406,7 +406,7 @@ def test_predict_is_the_command(program: Program, tmp_path: Path) -> None:
     args = ("--params", "124M", "--strategy", "fsdp", "--gpus", "2", "--json")
     reported = json.loads(program("predict", "run.json", *args).out)
     fields = json.loads(json.dumps(prediction.training_json(predicted)))
-    assert {**fields, "interrupted": [], "contention": []} == reported
+    assert {**fields, "exit_status": 0, "interrupted": [], "contention": []} == reported
     assert collbench.predict([run], params=124_000_000).cases == collbench.predict(run, params="124M").cases
 
 

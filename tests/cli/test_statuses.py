@@ -94,6 +94,30 @@ def test_pairs_begins_with_what_contradicts_labels_and_has_the_status_of_check(
     assert chosen[1].startswith(f"check     {first}")
 
 
+def test_json_has_the_status_of_every_command_that_judges(program: Program) -> None:
+    """In a printed run it is that of measuring it: `show` ends with 0."""
+    measuring = program("pairs", "--sizes", "1M,64M", "--json", *machine("pcie-4-two-bridges", NARROW))
+    assert (measuring.status, json.loads(measuring.out)["answer"]["exit_status"]) == (3, 3)
+    shown = program("show", "run.json", "--json")
+    assert (shown.status, json.loads(shown.out)["answer"]["exit_status"]) == (0, 3)
+    Path("again.json").write_bytes(Path("run.json").read_bytes())
+    for command, status in {
+        "show run.json --ranking": 0,
+        "check run.json": 3,
+        "compare run.json again.json": 0,
+        "compare run.json --reference": 1,
+        "reference H100 gather": 1,
+        "reference 8xH100 allreduce --size 1G --busbw 311": 3,
+        "select 2 run.json --any-machine": 0,
+        "predict run.json --params 124M --gpus 2": 0,
+        "nodes --backend sim --fabric-cluster thin-32 --seed 1": 0,
+    }.items():
+        answered = program(*shlex.split(command), "--json")
+        assert (answered.status, json.loads(answered.out)["exit_status"]) == (status, status), command
+    examined = program("doctor", "--backend", "host", "--json")  # of this machine
+    assert json.loads(examined.out)["exit_status"] == examined.status
+
+
 def test_pairs_of_cores_are_not_judged_by_labels_that_collbench_made() -> None:
     slow = copies_of_cores(slow=(0, 1))
     assert judge(slow)

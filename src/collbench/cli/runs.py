@@ -142,10 +142,10 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None) -> Non
         raise UsageError(f"{run_file} has nothing to rank{of}{at}: {_present(run)}")
     diagnosis = Diagnosis(run)
     page = ranking.page(diagnosis, works, shlex.quote(str(run_file)))
-    with leaving(
-        max(outcome(run).status, ExitStatus.DONE if any(ranked.judged for ranked in works) else ExitStatus.FAILED)
-    ):
-        show_answer(page, lambda: document("ranking", ranking.as_json(diagnosis, works), run.backend))
+    status = max(outcome(run).status, ExitStatus.DONE if any(ranked.judged for ranked in works) else ExitStatus.FAILED)
+    with leaving(status):
+        fields = ranking.as_json(diagnosis, works)
+        show_answer(page, lambda: document("ranking", {"exit_status": status, **fields}, run.backend))
 
 
 def _present(run: Run) -> str:

@@ -133,6 +133,7 @@ def select(*, output_format: str, **values: Any) -> None:
         _print(
             selected.selection if output_format in (_TEXT, _JSON) else _usable(selected, request, output_format),
             output_format,
+            selected.status,
         )
 
 
@@ -166,7 +167,7 @@ def _usable(selected: Selected, request: SelectRequest, output_format: str) -> S
     return selected.check()
 
 
-def _print(answer: Selection, output_format: str) -> None:
+def _print(answer: Selection, output_format: str, status: int) -> None:
     """Print the answer on stdout; the reasons there, too, or on stderr where the answer is not for people."""
     from collbench.report.selection import explanation
 
@@ -176,7 +177,7 @@ def _print(answer: Selection, output_format: str) -> None:
     if output_format == _JSON:
         from collbench.runfile.codec import document, plain
 
-        line = document("selection", plain(answer), answer.origin.backend).rstrip()
+        line = document("selection", {"exit_status": status, **plain(answer)}, answer.origin.backend).rstrip()
     else:
         line = device_line(output_format, answer.devices)
     echo(explanation(answer, verbose=is_verbose()), err=True)

@@ -116,6 +116,7 @@ def as_plain(survey: NodeSurvey) -> dict[str, object]:
     choice, judged = survey.choice, plain(replace(survey.judgement, sharing=None))
     del judged["sharing"], judged["confirm"]  # for the next round
     return head("nodes", survey.backend) | {
+        "exit_status": survey.status,
         **picked(survey, *_OF_SURVEY),
         "judgement": judged,
         "choice": None

@@ -310,9 +310,10 @@ def predict(
     except UsageError as error:
         raise error.reworded("; ".join([str(error), *interrupted])) from error
     lines = [line for name, run in named for line in contended(name, run)]
-    with leaving(max(outcome(run).status for _, run in runs)):
+    status = max(outcome(run).status for _, run in runs)
+    with leaving(status):
         if is_json():
-            fields |= {"interrupted": interrupted, "contention": lines}
+            fields |= {"exit_status": status, "interrupted": interrupted, "contention": lines}
             echo(json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False))
         else:
             source = [Text(f"From the newest saved run, {one_line(str(path))}:\n") for path in taken]

@@ -18,7 +18,8 @@ from collbench.runfile.codec import picked
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return it in JSON's own types, from the objects that the pages show; members are positions in the run's devices.
 
-    Of a run that an annex measured as the main house does only the rates: its command judges it.
+    `exit_status` is that of the command that measured the run. Of a run that an annex measured as the main house does
+    only the rates: its command judges it.
     """
     run = diagnosis.run
     answer: dict[str, Any] = {"failed": headline(run)}
@@ -42,6 +43,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         for standing in (standing for ranked in answer["rankings"] for standing in ranked["standings"]):
             standing["devices"] = [names[member] for member in standing["members"]]
         answer["check"] = verdicts.as_json(diagnosis)
+        answer = {"exit_status": verdicts.status_of(diagnosis), **answer}
     if run.settings.layers:
         from collbench.report.collectives import small_allreduces_json  # late: few runs need it
 
