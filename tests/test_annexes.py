@@ -111,7 +111,7 @@ def refused(answer: Answer) -> str:
     return error.removeprefix("collbench: ")
 
 
-_FILES = {"collbench-job": "ddp-job.json", "collbench-ablation": "ablation.json"}
+_FILES = {"collbench-job": "ddp-job.json", "collbench-ablation": "ablation.json", "collbench-nodes": "survey.json"}
 
 
 @pytest.mark.parametrize("removed", [*((name,) for name in ALL), ALL], ids=[*ALL, "all"])

@@ -80,6 +80,7 @@ _ROWS: dict[str, dict[str, Any]] = {
         "home": ("Cluster", "cluster.api"),
         "names": {"nodes": "cluster.api"},
         "runs": {"nodes": ("", "")},
+        "files": {"collbench-nodes": "cluster.saved"},
     },
     "ranks": {"hooks": {"launch": "ranks.nonzero", "network ports": "ranks.ports"}},
 }

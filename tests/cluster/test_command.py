@@ -65,7 +65,7 @@ def test_the_documented_cluster_is_one(program: Program) -> None:
         ("outside a launch", ("nodes", "--select", "2"), "start this with srun, torchrun or mpirun"),
         ("an unknown one", (*SIM, "nope"), "no cluster is called 'nope'"),
         ("a cluster for real nodes", ("nodes", "--fabric-cluster", "tree-128"), "add --backend sim"),
-        ("a file for nothing", (*SIM, "thin-32", "-o", "x.json"), "there is no run for --output: --json prints"),
+        ("a file for nothing", (*SIM, "thin-32", "-o", "x.json"), "which 'collbench show' prints"),
         (
             "messages of latency",
             (*SIM, "thin-32", "--size", "8"),

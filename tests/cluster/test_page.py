@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.cluster.fit import Observation, Sharing
+from collbench.cluster.fit import Observation
 from collbench.cluster.nodes import (
     UNKNOWN,
     Effect,
@@ -102,9 +102,7 @@ def test_what_is_inferred_is_said_as_inferred_on_the_page_and_in_json() -> None:
 
 
 def test_pairs_that_met_an_uplink_that_nobody_can_name_have_a_line() -> None:
-    busy = frozenset({(0, 4), (0, 5), (1, 6), (1, 7), (2, 8)})
-    sharing = Sharing(6.0, 0.01, -0.3, busy, False, (), (), frozenset(), ())
-    judgement = replace(judged(16, slow()), across=(-0.26,), across_intervals=(), sharing=sharing)
+    judgement = replace(judged(16, slow()), across=(-0.26,), across_intervals=(), busy_pairs=5)
     assert text(page(survey(judgement))).splitlines()[0] == (
         "across    5 pairs of nodes that are fast with others lose 26% while many run: slow or oversubscribed uplinks, "
         "or noise; --switches FILE says whose (sim)"

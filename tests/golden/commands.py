@@ -89,6 +89,7 @@ KEPT = {
     "replayed.json": f"{_RESULTS}/2026-11-23-2xh200-recorded-jobs/replay-ddp-job.json",
     "replayed-fsdp2.json": f"{_RESULTS}/2026-11-23-2xh200-replay/replay-fsdp2.json",
     "ablation.json": "tests/data/ablation/h200x2-gpt2-ddp.json",
+    "survey.json": "tests/data/cluster/thin-32-survey.json",
     "jax-job.json": f"{_RESULTS}/2026-11-23-1xh200-jax/job-gpu-times.json",
     **{
         name: f"tests/data/traces/{name}"
@@ -153,6 +154,7 @@ COMMANDS = {
     "overlap-json": "overlap @2 --sizes 16M --json",
     "nodes": "nodes @cluster --select 4",
     "nodes-json": "nodes @cluster --select 3 --json",
+    "show-survey": "show survey.json",
     # Labels alone.
     "topo": "topo @4-unseeded",
     "topo-8": "topo @8-unseeded",

@@ -280,7 +280,8 @@ def survey(
     if is_simulated(values["backend"]):
         if values["output"] is not None:
             raise UsageError(
-                "a simulated cluster is computed, not measured: there is no run for --output: --json prints the survey"
+                "a simulated cluster is computed, not measured: there is no run for --output: write --json > "
+                "survey.json, which 'collbench show' prints"
             )
         return survey_simulated(nodes_request, cluster_name, values["seed"])
     if cluster_name is not None:

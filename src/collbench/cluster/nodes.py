@@ -104,7 +104,7 @@ class Judgement:
     decided. `fast_pair` are the only two fast nodes, if there are just two: no pair shows whether the others are slow
     or these two share a switch. `sharing` is what pairs share if no switch is known. If `shared`, nodes are judged by
     it, and `across` is what pairs lose that meet busy uplinks. `confirm` are slow nodes to measure again, when all else
-    is decided.
+    is decided. `busy_pairs` counts the pairs of `sharing` that met a busy uplink.
     """
 
     nodes: tuple[Effect, ...]
@@ -118,6 +118,7 @@ class Judgement:
     shared: bool = False
     confirm: Members = ()
     across_intervals: tuple[tuple[float, float], ...] = ()
+    busy_pairs: int | None = None
 
     @property
     def judged(self) -> int:
@@ -160,7 +161,7 @@ def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = (
     found = _judge_unknown(seen, nodes, sharing.busy if sharing is not None else ())
     if sharing is None:
         return found
-    found = replace(found, sharing=sharing)
+    found = replace(found, sharing=sharing, busy_pairs=len(sharing.busy))
     behind = [set(uplink.members) for uplink in found.slow_uplinks]
     unexplained = {pair for pair in sharing.busy if all(len(members & {*pair}) != 1 for members in behind)}
     mixed = any(_is_mixed(uplink, seen, sharing) for uplink in found.slow_uplinks)
@@ -348,6 +349,7 @@ def _judge_sharing(sharing: Sharing) -> Judgement:
         suspects=(sharing.open,) if sharing.open else None,
         sharing=sharing,
         shared=True,
+        busy_pairs=len(sharing.busy),
     )
 
 
@@ -473,14 +475,14 @@ class NodeChoice:
     `reason` is why they were chosen. `band` is the predicted all-reduce busbw in GB/s: the low end if every node's
     traffic leaves its switch at the same time, the high end if a ring leaves each switch once; None for a single node,
     which has no pair. `left_out` has the nodes that were not taken, each with the reason: its own effect, or the slow
-    uplink it is behind. `switches` counts the switches used of each reported level. `heuristic`: the switches were
-    packed greedily.
+    uplink it is behind; of a survey that was read, in words. `switches` counts the switches used of each reported
+    level. `heuristic`: the switches were packed greedily.
     """
 
     members: Members
     reason: str
     band: tuple[float, float] | None
-    left_out: tuple[tuple[int, Effect | Uplink], ...]
+    left_out: tuple[tuple[int, Effect | Uplink | str], ...]
     switches: tuple[int, ...]
     heuristic: bool
 

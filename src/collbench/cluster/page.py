@@ -186,10 +186,10 @@ def _findings(survey: NodeSurvey, judgement: Judgement) -> Iterator[str]:
 
 def _across(judgement: Judgement, mark: str) -> Iterator[str]:
     """Yield what pairs lose that share uplinks with others, where no single node or uplink is the reason."""
-    if judgement.sharing is not None and not judgement.across_intervals:
+    if judgement.busy_pairs is not None and not judgement.across_intervals:
         uplinks = "oversubscribed uplinks" if judgement.shared else "slow or oversubscribed uplinks, or noise"
         for change in judgement.across:
-            busy = f"{len(judgement.sharing.busy):,} pairs of nodes that are fast with others lose {-change:.0%}"
+            busy = f"{judgement.busy_pairs:,} pairs of nodes that are fast with others lose {-change:.0%}"
             yield f"across    {busy} while many run: {uplinks}; --switches FILE says whose{mark}"
         return
     for change, (low, high) in zip(judgement.across, judgement.across_intervals, strict=True):
@@ -228,8 +228,10 @@ def described(effect: Effect) -> str:
     return f"{perhaps}{-effect.ratio:.1%} below the typical node ({-high:.1%} to {-low:.1%})"
 
 
-def left_out(why: Effect | Uplink) -> str:
+def left_out(why: Effect | Uplink | str) -> str:
     """Return why a node was not taken."""
+    if isinstance(why, str):
+        return why
     if isinstance(why, Effect):
         return described(why)
     slow = f"{-why.effect.ratio:.0%} below the others"
@@ -257,6 +259,7 @@ def _chosen(survey: NodeSurvey, choice: NodeChoice) -> Iterator[str]:
         yield "search    heuristic: switches are filled greedily"
     by_reason: dict[str, list[str]] = defaultdict(list)
     for node, why in choice.left_out:
-        is_slow = isinstance(why, Effect) and why.state is State.SLOW  # a line of its own says how slow
-        by_reason["slow" if is_slow else left_out(why)].append(survey.names[node])
+        own, reason = survey.judgement.nodes[node], left_out(why)
+        is_slow = own.state is State.SLOW and reason == described(own)  # a line of its own says how slow
+        by_reason["slow" if is_slow else reason].append(survey.names[node])
     yield from (f"left out  {format_node_list(nodes)}: {text}{survey.mark}" for text, nodes in by_reason.items())
