@@ -340,3 +340,15 @@ def test_a_device_whose_copies_to_all_beat_its_port_is_not_called_failed() -> No
     assert said.endswith("; includes GPU0 with a rate above the limit")
     many = replace(chosen, failed=tuple(combinations(range(4), 2)), impossible=())
     assert many.why(run.devices).endswith("; includes failed GPU0-GPU1; GPU0-GPU2; GPU0-GPU3; GPU1-GPU2 and 2 more")
+
+
+@pytest.mark.parametrize(("sigma", "tied"), [(0.002, True), (0.05, False)])
+def test_pairs_that_noise_alone_makes_alike_are_not_equal_so_sets_of_them_are_measured(
+    sigma: float, tied: bool
+) -> None:
+    """Nothing is significantly better in either run; only the first shows that it is all the same."""
+    rng = random.Random(8)
+    run = pair_run(8, lambda _a, _b: [300.0 * (1 + rng.gauss(0, sigma)) for _ in range(5)])
+    chosen = choose(run, 2)
+    assert chosen.tied is tied
+    assert (len(chosen.finalists) > 1) is not tied

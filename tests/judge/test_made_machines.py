@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from collbench.measurement.backends.protocol import Step, Timing
 from collbench.model.operations import Variant
+from collbench.model.run import Run
 from tests.judge.checked import faults
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -55,6 +58,34 @@ def test_a_fault_on_which_the_judge_once_erred_is_named(
     for number in numbers:
         said = check(cell, seed, number)
         assert (said.first_right, said.all_right, said.others) == (True, True, 0), said
+
+
+@pytest.mark.parametrize(("family", "seed"), [("pcie", 1), ("nvswitch", 2), ("pcie", 5)])
+def test_what_slowed_links_beside_others_only_in_the_first_check_is_no_contention(
+    monkeypatch: pytest.MonkeyPatch, family: str, seed: int
+) -> None:
+    """Before a verdict on it the links are timed beside others once more."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from deciding.bench import check_request
+    from judging import machines, measured
+
+    class SlowTogether(measured.MadeBackend):
+        until = 0.0
+
+        def time(self, step: Step) -> Timing:
+            timing = super().time(step)
+            slower = 1.4 if len(step.groups) > 1 and self.clock() < self.until else 1.0
+            return replace(timing, seconds=tuple(tuple(slower * one for one in some) for some in timing.seconds))
+
+    made = machines.make_sized(family, np.random.default_rng(seed), 8)
+
+    def run() -> Run:
+        situation = measured.Situation(measured.Noise(0.003, np.random.default_rng(seed)))
+        return measured.measure(made, situation, check_request(), seed, SlowTogether)
+
+    phases = run().phases
+    SlowTogether.until = phases["warm-up"] + phases["interference check"]
+    assert faults(run()) == []
 
 
 def test_memory_of_another_socket_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

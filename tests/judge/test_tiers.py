@@ -22,12 +22,14 @@ from collbench.judge.tiers import (
     rank_links,
     rank_pairs,
     sets_of,
+    tied_with,
     tiers_of,
     verdict_of,
 )
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Sample, StopReason
+from collbench.model.units import DELTA
 from tests.builders import GIB, gpus, in_words, measured, noisy, nvml_says, pair_run, paths, run_of
 
 Pair = tuple[int, int]
@@ -470,3 +472,46 @@ def test_little_noise_hides_no_slow_pair_even_if_it_lasts(count: int, trials: in
         assert [ranked.members for ranked in ranking.standings if ranked.relation is Relation.DIFFERENT] == [
             (count - 2, count - 1)
         ]
+
+
+@pytest.mark.parametrize("sigma", [0.02, 0.05, 0.1])
+@pytest.mark.parametrize("trials", [5, 7])
+def test_a_slower_pair_ties_no_more_often_because_it_is_noisier_than_others(sigma: float, trials: int) -> None:
+    """It is 3% slower, and the others vary by 0.2%: by their noise alone a third of such pairs would look equal."""
+    tied = 0
+    for seed in range(40):
+        rng = random.Random(1000 * trials + seed)
+
+        def rate(a: int, b: int, rng: random.Random = rng) -> list[float]:
+            level, noise = (math.log(0.97), sigma) if (a, b) == (2, 3) else (0.0, 0.002)
+            return [300.0 * math.exp(level + rng.gauss(0, noise)) for _ in range(trials)]
+
+        (slow,) = [link for link in ranked(4, rate).standings if link.members == (2, 3)]
+        tied += slow.relation is Relation.TIED
+    assert tied <= 1
+
+
+def within(sigmas: float, trials: int = 7, doubt: float = 1.0) -> Estimate:
+    """Return an estimate so many of its errors, which are well known, within δ of an estimate of 0."""
+    error = 0.005
+    middle = sigmas * error - DELTA
+    return Estimate("PIX", (middle,) * trials, middle, error, error, 1e6, doubt=doubt)
+
+
+BEST = replace(within(4.0), middle=0.0, error=0.0, cautious_error=0.0)
+
+
+def test_each_of_many_ties_must_be_as_clear_as_if_all_were_to_be_shown() -> None:
+    """At 2.2 σ one is equal, at 97.5%; that one of four is not has nearly four times the chance."""
+    assert tied_with(BEST, {(0, 1): within(2.2)}, DELTA) == {(0, 1)}
+    four: dict[tuple[int, ...], Estimate] = {(0, number): within(2.2) for number in range(1, 5)}
+    assert tied_with(BEST, four, DELTA) == set()
+    assert tied_with(BEST, four | {(0, 9): within(3.0)}, DELTA) == {(0, 9)}
+
+
+@pytest.mark.parametrize(("trials", "doubt", "tie"), [(3, 1.0, True), (3, 2.0, False), (5, 2.0, True)])
+def test_few_trials_that_may_resemble_each_other_tie_only_by_the_wider_error(
+    trials: int, doubt: float, tie: bool
+) -> None:
+    """From five on they show themselves whether they do."""
+    assert bool(tied_with(BEST, {(0, 1): within(3.0, trials, doubt)}, DELTA)) is tie
