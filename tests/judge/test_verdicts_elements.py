@@ -53,7 +53,9 @@ def on_tree(capacity: Mapping[str, float], count: int = 8, per_socket: int = 4) 
             return least(*ends, *uplinks)
         socket = a // per_socket
         inside, across = ("roots", f"root {socket}"), ("roots", "sockets", f"from socket {socket}")
-        middle = {"PIX": (), "NODE": (*uplinks, *inside), "SYS": (*uplinks, *across)}[tree[min(a, b), max(a, b)]]
+        middle = {"PIX": (f"path {min(a, b)}-{max(a, b)}",), "NODE": (*uplinks, *inside), "SYS": (*uplinks, *across)}[
+            tree[min(a, b), max(a, b)]
+        ]
         if work.operation.is_collective:
             return 0.8 * min(least(*ends, *middle), rate(Work(Operation.CE_WRITE), (b, a)))
         return least(*ends, *middle)
@@ -611,9 +613,16 @@ def test_several_slow_gpus_over_pcie_are_named_and_no_uplink_above_two_of_them(s
             | slow(*slot(7)),
             [("uplink", (4, 5)), ("gpu", (7,)), ("uplink", (0, 1))],
         ),
+        (  # two links that are slow alone are no two ways to explain the same
+            slow(*slot(0), at=0.6)
+            | slow("switch 1 up", "switch 1 down", at=0.4)
+            | slow("path 4-5", at=0.7)
+            | slow("path 6-7", at=0.6),
+            [("peer_detour", ()), ("peer_detour", ()), ("uplink", (2, 3)), ("gpu", (0,))],
+        ),
     ],
 )
-def test_of_three_slow_elements_each_is_named_once(
+def test_of_three_slow_elements_and_more_each_is_named_once(
     capacity: Mapping[str, float], causes: list[tuple[str, tuple[int, ...]]]
 ) -> None:
     assert [of(verdict.cause) for verdict in faults(on_tree(capacity))] == causes

@@ -249,11 +249,33 @@ def _explanations(
         levels.append(wider)
         least.append(min(wider.values(), default=math.inf))
     number = min(range(len(levels)), key=lambda number: least[number] + number * cost)
-    ours = levels[number]
-    return sorted(
-        (sorted(some) for some, fit in ours.items() if fit < least[number] + _UNDECIDED),
-        key=lambda some: ours[frozenset(some)],
-    )
+    alone = sorted({*range(len(predicted))}.difference(shared))
+    alike = [some for some, fit in levels[number].items() if fit < least[number] + _UNDECIDED]
+    if number > 2:  # else those that no other link crosses were tried with each other one
+        alike = [*{_with_own(some, alone, predicted, cost, misfits) for some in alike}]
+    scores = {some: float(misfits(predicted[[*some]].min(axis=0, initial=0.0))) + len(some) * cost for some in alike}
+    limit = min(scores.values()) + _UNDECIDED
+    return [sorted(some) for some in sorted(alike, key=scores.__getitem__) if scores[some] < limit]
+
+
+def _with_own(
+    some: frozenset[int],
+    alone: Sequence[int],
+    predicted: Values,
+    cost: float,
+    misfits: Callable[[Values], Values],
+) -> frozenset[int]:
+    """Return elements with those that no other link crosses, as long as these explain more of the rest than they cost.
+
+    Two links that are slow alone are no two ways to explain the same.
+    """
+    while len(some) < len(predicted) and alone:
+        explained = predicted[[*some]].min(axis=0, initial=0.0)
+        fits = misfits(np.minimum(explained, predicted[alone]))
+        if fits.min() + cost >= misfits(explained):
+            break
+        some |= {alone[int(fits.argmin())]}
+    return some
 
 
 def _slow_gpus(
