@@ -66,10 +66,9 @@ def test_what_few_gpus_share_is_one_verdict_though_their_pairs_slowed_each_other
     assert "22 of 28 pairs" in page
 
 
-def test_four_pairs_of_a_slow_gpu_are_measured_again(program: Program) -> None:
-    """Its slot is as slow, and has no verdict of its own."""
+def test_four_pairs_of_a_slow_gpu_and_its_slot_are_measured_again(program: Program) -> None:
     assert simulated(program, Fault(FaultKind.SLOW_GPU, (2,), factor=0.5))[0] == 3
-    assert measured_again() == {(0, 2), (1, 2), (2, 3), (2, 4)}
+    assert measured_again() == {(2,), (0, 2), (1, 2), (2, 3), (2, 4)}
 
 
 def checked_with_slow_sockets(program: Program, base: str, **sockets: float) -> str:

@@ -85,15 +85,19 @@ def _unconfirmed(diagnosis: Diagnosis, verdict: Verdict, again: AbstractSet[Memb
         left = [members for members in accused if members not in again]
         return left[: max(0, _MAX_PAIRS - len(accused) + len(left))]
 
-    if any(work.variant.host_memory for work in verdict.works):
+    with_host = {work.variant.host_memory for work in verdict.works}
+    hosts: Sequence[Members] = ()
+    if True in with_host:
         copies = {gpu: readings.host(gpu) for gpu in verdict.members}
         slowest = {gpu: min(reading.middle for reading in own) for gpu, own in copies.items() if own}
-        return enough([(gpu,) for gpu in sorted(slowest, key=slowest.__getitem__)])
+        hosts = enough([(gpu,) for gpu in sorted(slowest, key=slowest.__getitem__)])
+    if with_host == {True}:
+        return hosts
     labels = {path.label for path in run.paths if path.devices in verdict.pairs}
     every = {path.devices for path in run.paths if path.label in labels} == {*verdict.pairs}
     if verdict.reach or len(verdict.members) == 1 or every:
-        return enough(verdict.pairs)
-    return [pair for pair in verdict.pairs if pair not in again]
+        return [*hosts, *enough(verdict.pairs)]
+    return [*hosts, *(pair for pair in verdict.pairs if pair not in again)]
 
 
 class _Again(NamedTuple):

@@ -211,21 +211,22 @@ def explained(found: Sequence[Verdict]) -> list[Verdict]:
         left = [weak for weak in left if weak not in covered]
         kinds = tuple(dict.fromkeys(weak.kind for weak in covered if weak.kind is not strong.kind))
         links = strong.links.union(*(weak.links for weak in covered))
-        found_here = replace(strong, explains=kinds, links=links, cause=_with_other_links(strong, covered))
+        found_here = replace(_with_other_links(strong, covered), explains=kinds, links=links)
         # What shows the same part on more links says better where it is.
         widest = max([strong, *(weak for weak in covered if _same_part(strong, weak))], key=lambda one: len(one.links))
         standing.append(replace(found_here, place=widest.place, members=widest.members))
     return standing
 
 
-def _with_other_links(strong: Verdict, covered: Iterable[Verdict]) -> Cause:
-    """Return the cause of a verdict on a GPU's NVLinks, and of its PCIe paths if these are slow, or the reverse."""
+def _with_other_links(strong: Verdict, covered: Iterable[Verdict]) -> Verdict:
+    """Return a verdict on a GPU's NVLinks with what shows that its PCIe paths or slot are slow, or the reverse."""
     cause = strong.cause
     alike = (weak for weak in covered if weak.works and _by_one_cause(strong, weak) and not cause.seen)
     others = (weak for weak in alike if is_nvlink(weak.label) is not is_nvlink(strong.label))
     if (other := next(others, None)) is None:
-        return cause
-    return replace(cause, text=f"{cause.text}; also {other.cause.text}", fix=f"{cause.fix}; {other.fix}", part="")
+        return strong
+    cause = replace(cause, text=f"{cause.text}; also {other.cause.text}", fix=f"{cause.fix}; {other.fix}", part="")
+    return replace(strong, cause=cause, works=strong.works | other.works)
 
 
 GPU, NVLINKS_DOWN = "gpu", "nvlinks_down"  # causes of what is slow on all links of a GPU
