@@ -160,6 +160,20 @@ def test_a_verdict_on_a_part_counts_all_pairs_that_it_is_about(switches: tuple[i
         assert {gpu for pair in verdict.pairs for gpu in pair} == {*verdict.members}
 
 
+@pytest.mark.parametrize("ways", [("up",), ("up", "down")])
+def test_two_uplinks_below_one_root_complex_may_be_that_and_nothing_is_said_twice(ways: tuple[str, ...]) -> None:
+    """What crosses both uplinks of a root complex crosses that, too."""
+    run = on_tree(slow(*(f"switch {switch} {way}" for switch in (0, 1) for way in ways), at=0.35))
+    below_root = (replace(path, label="PHB", ancestor="PHB") if path.label == "NODE" else path for path in run.paths)
+    (verdict,) = faults(replace(run, paths=tuple(below_root)))
+    first, second = verdict.cause.either
+    assert [*map(of, first)] == [("uplink", (0, 1)), ("uplink", (2, 3))]
+    assert {name for name, _ in map(of, second)} <= {"uplink", "root", "forwarding_root"}
+    named = verdict.cause.text.partition(": both")[0].partition(", or ")[2].split(" and ")
+    assert len({*named}) == len(named)
+    assert verdict.place.startswith("20 ")
+
+
 @pytest.mark.parametrize("way", ["in", "out"])
 def test_one_direction_of_a_slot_is_its_gpus(way: str) -> None:
     (verdict,) = faults(on_tree(slow(*slot(3, way))))

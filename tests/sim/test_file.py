@@ -113,6 +113,10 @@ def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:
         (lambda d: d.update(faults=[{"kind": "pcie-degraded", "devices": [1]}]), "a width below gen 3 and width 16"),
         (lambda d: d.update(faults=[{"kind": "hidden-nvlink", "devices": [0, 5]}]), "no NVLink is there for hidden"),
         (lambda d: d.update(faults=[{"kind": "links-down", "devices": [1]}]), r"takes 1 NVLinks of \[1\]: name two"),
+        (
+            lambda d: d.update(faults=[{"kind": "links-down", "devices": [1, 0], "links": 1}]),
+            r"takes 1 NVLinks of \[1, 0\], and leaves none of 1: nvlink-unused",
+        ),
         (lambda d: d.update(faults=[{"kind": "mistimed", "devices": [1], "factor": 2}]), "two GPUs or more"),
         (lambda d: d.update(faults=[{"kind": "bottleneck"}]), r"faults\[0\] needs gbs above 0"),
         (lambda d: d.update(faults=[{"kind": "late-gpu"}]), r"faults\[0\] needs us above 0"),

@@ -284,8 +284,10 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
     unknown = judged == {ReferenceVerdict.BELOW} and (possible or settings in ({"on"}, {"off"}))
     # Below one and above another it is normal nowhere, and which of them the machine is was not said.
     between = judged == {ReferenceVerdict.BELOW, ReferenceVerdict.ABOVE}
+    depends = ReferenceVerdict.BELOW in judged and len(judged) > 1 and settings == {"on", "off"}
     status = ExitStatus.CONTRADICTION if wrong and not unknown else ExitStatus.DONE
-    status = ExitStatus.FAILED if unknown or between or standings == {ReferenceVerdict.NOT_JUDGED} else status
+    nowhere_judged = standings == {ReferenceVerdict.NOT_JUDGED}
+    status = ExitStatus.FAILED if unknown or between or depends or nowhere_judged else status
     with leaving(status):
         if is_json():
             echo(placed_json(dict.fromkeys(found, busbw) | dict.fromkeys(possible), busbw, status), end="")
@@ -294,7 +296,7 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
             echo_sentence(placed(references, busbw))
         for published, growth in possible.items():
             echo_sentence(usual(published, busbw or 0.0, size, growth))
-        if unknown or (between and settings == {"on", "off"}):
+        if unknown or depends:
             echo_sentence("next      run the job with NCCL_DEBUG=INFO: its log says whether NVLS is on")
         elif judged == {ReferenceVerdict.BELOW}:
             echo("next      'collbench check' on that machine: what is slow, and why")

@@ -359,16 +359,24 @@ def _check_effect(fault: Fault, fabric: Fabric, where: str) -> None:
             now = f"gen {slots[0].pcie_generation} and width {slots[0].pcie_width}"
             raise ValueError(f"{where} leaves the slot as it is: give a generation or a width below {now}")
     elif fault.kind is FaultKind.LINKS_DOWN:
-        ports = ({gpu} for switch in fabric.switches for gpu in switch.gpus)
-        if not fault.links or set(fault.devices) not in (*(set(bundle.gpus) for bundle in fabric.bundles), *ports):
-            raise ValueError(
-                f"{where} takes {fault.links} NVLinks of {list(fault.devices)}: "
-                "name two GPUs that NVLinks join directly, or one at a switch, and 1 link or more"
-            )
+        _check_links_down(fault, fabric, where)
     elif fault.kind in _ON_NVLINKS:
         switched = (pair for switch in fabric.switches for pair in combinations(switch.gpus, 2))
         if not any(fault.on_link(*pair) for pair in (*(bundle.gpus for bundle in fabric.bundles), *switched)):
             raise ValueError(f"{where}.devices is {list(fault.devices)}: no NVLink is there for {fault.kind}")
+
+
+def _check_links_down(fault: Fault, fabric: Fabric, where: str) -> None:
+    """Raise ValueError for NVLinks that are not there, and for all of a path's, without which it would be PCIe's."""
+    owners = [(set(bundle.gpus), bundle.links) for bundle in fabric.bundles]
+    owners += [({gpu}, switch.links) for switch in fabric.switches for gpu in switch.gpus]
+    links = max((links for gpus, links in owners if gpus == set(fault.devices)), default=0)
+    taken = f"{where} takes {fault.links} NVLinks of {list(fault.devices)}"
+    if not fault.links or not links:
+        raise ValueError(f"{taken}: name two GPUs that NVLinks join directly, or one at a switch, and 1 link or more")
+    down = sum(other.links for other in fabric.faults_of(fault.kind) if set(other.devices) == set(fault.devices))
+    if down >= links:
+        raise ValueError(f"{taken}, and leaves none of {links}: nvlink-unused is traffic that takes PCIe")
 
 
 def _check_labels(fabric: Fabric) -> None:

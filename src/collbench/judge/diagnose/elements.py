@@ -79,6 +79,9 @@ _CALLED = {
 }
 
 
+_OF_ROOT = (Part.ROOT, Part.FORWARDING, Part.FORWARDING_ROOT)
+
+
 def cause_of(run: Run, part: Part, devices: tuple[int, ...]) -> Cause:
     """Return a part of a machine as the cause of slow links."""
     called, wrong = _CALLED[part]
@@ -115,7 +118,7 @@ class Element:
         if not self.either:
             return cause_of(run, self.part, self.devices)
         one, other = (
-            " and ".join(_CALLED[part.part][0].format(tags(part.devices, run.devices)) for part in parts)
+            " and ".join(dict.fromkeys(_CALLED[part.part][0].format(tags(part.devices, run.devices)) for part in parts))
             for parts in self.either
         )
         causes = tuple(tuple(part.cause(run) for part in parts) for parts in self.either)
@@ -305,12 +308,13 @@ def _agreed(alike: Sequence[Sequence[Element]]) -> Iterator[Element]:
     if own is not None:
         yield from own
         return
-    # Those without a link's own lanes first, then GPUs, which outnumber uplinks and fail more often.
+    # Those without a link's own lanes first, then GPUs, which outnumber uplinks, as these do root complexes.
     first, *others = sorted(
         alike,
         key=lambda elements: (
             sum(element.part is Part.PATH for element in elements),
             sum(not element.of_gpu for element in elements),
+            sum(element.part in _OF_ROOT for element in elements),
         ),
     )
     called = {_called(element): element for element in (*chain(*others), *first)}

@@ -256,8 +256,9 @@ def _root(cause: Cause) -> Cause:
 
 def _same_part(one: Verdict, other: Verdict) -> bool:
     """Return whether both blame one part that several pairs share, and the other is about all links of the one."""
-    parts = {(verdict.cause.name, verdict.cause.devices) for verdict in (one, other)}
-    return bool(one.reach and one.cause.devices) and len(parts) == 1 and one.links <= other.links
+    parts = {(verdict.cause.name, verdict.cause.devices, verdict.cause.either) for verdict in (one, other)}
+    known = one.cause.devices or one.cause.either
+    return bool(one.reach and known) and len(parts) == 1 and one.links <= other.links
 
 
 def _covers(strong: Verdict, weak: Verdict, links: frozenset[Link]) -> bool:
