@@ -73,27 +73,13 @@ def load(path: Path) -> NodeSurvey:
 def _build(fields: dict[str, Any]) -> NodeSurvey:
     saved: _Survey = build(_Survey, fields, "survey")
     _check(saved)
-    return NodeSurvey(
-        backend=saved.backend,
-        where=saved.where,
-        names=saved.names,
-        rounds=saved.rounds,
-        measurements=saved.measurements,
-        seconds=saved.seconds,
-        seed=saved.seed,
-        judgement=saved.judgement,
-        choice=None if saved.choice is None else NodeChoice(**attributes(saved.choice)),
-        lost=saved.lost,
-        failed=saved.failed,
-        network=saved.network,
-        late=saved.late,
-        gone=saved.gone,
-        plain=saved.plain,
-        switches=saved.switches,
-        switches_from=saved.switches_from,
-        truth=None if saved.truth is None else (saved.truth.busbw_gbs, saved.truth.bound_gbs),
-        failure_status=_STATUSES[saved.exit_status],
-    )
+    given = attributes(saved)
+    given["failure_status"] = _STATUSES[given.pop("exit_status")]
+    if saved.choice is not None:
+        given["choice"] = NodeChoice(**attributes(saved.choice))
+    if saved.truth is not None:
+        given["truth"] = saved.truth.busbw_gbs, saved.truth.bound_gbs
+    return NodeSurvey(**given)
 
 
 def _check(saved: _Survey) -> None:
