@@ -227,7 +227,7 @@ def blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Elemen
     found = _explanations(predicted, shared, cost, misfits)
     if len(found[0]) > 2:  # GPUs may explain as much: then it is all those that may be slow, one more than is needed
         gpus = _slow_gpus(candidates, predicted, error, misfits)
-        fits = [float(misfits(predicted[some].min(axis=0, initial=0.0))) for some in (gpus, found[0])]
+        fits = [float(misfits(_explained(predicted, some))) for some in (gpus, found[0])]
         found = [gpus] if fits[0] < fits[1] + _UNDECIDED and len(gpus) <= len(found[0]) + 1 else found
     return tuple(_agreed([[candidates[place] for place in sorted(some, key=slowed_to.item)] for some in found]))
 
@@ -247,18 +247,25 @@ def _explanations(
         places = list(range(len(predicted)) if len(levels) < 3 else shared)
         wider = dict[frozenset[int], float]()
         for some in sorted(levels[-1], key=levels[-1].__getitem__)[:_PROMISING]:
-            explained = np.minimum(predicted[[*some]].min(axis=0, initial=0.0), predicted[places])
+            explained = np.minimum(_explained(predicted, some), predicted[places])
             wider |= zip((some | {place} for place in places), misfits(explained).tolist(), strict=True)
         levels.append(wider)
         least.append(min(wider.values(), default=math.inf))
     number = min(range(len(levels)), key=lambda number: least[number] + number * cost)
-    alone = sorted({*range(len(predicted))}.difference(shared))
-    alike = [some for some, fit in levels[number].items() if fit < least[number] + _UNDECIDED]
+    found = {some: fit for some, fit in levels[number].items() if fit < least[number] + _UNDECIDED}
     if number > 2:  # else those that no other link crosses were tried with each other one
-        alike = [*{_with_own(some, alone, predicted, cost, misfits) for some in alike}]
-    scores = {some: float(misfits(predicted[[*some]].min(axis=0, initial=0.0))) + len(some) * cost for some in alike}
-    limit = min(scores.values()) + _UNDECIDED
-    return [sorted(some) for some in sorted(alike, key=scores.__getitem__) if scores[some] < limit]
+        alone = sorted({*range(len(predicted))}.difference(shared))
+        whole = dict.fromkeys(_with_own(some, alone, predicted, cost, misfits) for some in found)
+        scores = {some: float(misfits(_explained(predicted, some))) + len(some) * cost for some in whole}
+        limit = min(scores.values()) + _UNDECIDED
+        found = {some: score for some, score in scores.items() if score < limit}
+    return [sorted(some) for some in sorted(found, key=found.__getitem__)]
+
+
+def _explained(predicted: Values, some: Collection[int]) -> Values:
+    """Return how far below its typical rate some elements together leave each."""
+    least: Values = predicted[[*some]].min(axis=0, initial=0.0)
+    return least
 
 
 def _with_own(
@@ -273,7 +280,7 @@ def _with_own(
     Two links that are slow alone are no two ways to explain the same.
     """
     while len(some) < len(predicted) and alone:
-        explained = predicted[[*some]].min(axis=0, initial=0.0)
+        explained = _explained(predicted, some)
         fits = misfits(np.minimum(explained, predicted[alone]))
         if fits.min() + cost >= misfits(explained):
             break
@@ -292,8 +299,8 @@ def _slow_gpus(
     gpus = [place for place in gpus if (predicted[place] < -2 * error).any()]
     while len(gpus) > 1:
         without = [[other for other in gpus if other != place] for place in gpus]
-        left = [float(misfits(predicted[some].min(axis=0))) for some in without]
-        if min(left) > misfits(predicted[gpus].min(axis=0)) - _UNDECIDED:
+        left = [float(misfits(_explained(predicted, some))) for some in without]
+        if min(left) > misfits(_explained(predicted, gpus)) - _UNDECIDED:
             break
         gpus = without[left.index(min(left))]
     return gpus
