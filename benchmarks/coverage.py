@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # deciding imports the tests' random machines
 from deciding.bench import map_in_order, pairs_request
 from judging.machines import Made, make_sized
 from judging.measured import Ceiling, Correlated, MadeBackend, Noise, Situation, TwoModes, measure
