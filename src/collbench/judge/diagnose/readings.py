@@ -93,25 +93,29 @@ class Readings:
 
     points: tuple[Reading, ...]
     z: float
-    _by_work: dict[Work, list[Reading]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _by_work: dict[Work, dict[tuple[int, ...], Reading]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
-        """Sort the readings by work: judging a link asks for each work's in turn."""
-        self._by_work.update(grouped((reading.work, reading) for reading in self.points))
+        """Sort the readings by work and members: judging a link asks for each work's in turn."""
+        for reading in self.points:
+            self._by_work.setdefault(reading.work, {})[reading.members] = reading
 
-    def of(self, work: Work, least_bytes: int = TELLING_BYTES) -> dict[tuple[int, ...], Reading]:
+    def of(self, work: Work, least_bytes: int = TELLING_BYTES) -> Mapping[tuple[int, ...], Reading]:
         """Return the readings of a work by members; none if its messages were smaller than that."""
-        return {r.members: r for r in self._by_work.get(work, ()) if r.size_bytes >= least_bytes}
+        readings = self._by_work.get(work, {})
+        return readings if any(r.size_bytes >= least_bytes for r in readings.values()) else {}
 
     def host(self, member: int) -> tuple[Reading, ...]:
         """Return the copies of 16 MiB or more between a device and host memory, on whatever NUMA node."""
-        copies = (r for r in self.points if r.work.variant is Variant.HOST and r.work.operation.is_copy)
-        return tuple(r for r in copies if r.members == (member,) and r.size_bytes >= COPY_BYTES)
+        works = (work for work in self._by_work if work.variant is Variant.HOST and work.operation.is_copy)
+        return tuple(copy for work in works if (copy := self.of(work, COPY_BYTES).get((member,))))
 
     def works(self, *, collective: bool) -> tuple[Work, ...]:
         """Return the works that were measured plainly, in the run's order."""
-        kinds = dict.fromkeys(r.work for r in self.points if r.work.variant is Variant.PLAIN)
-        return tuple(work for work in kinds if work.operation.is_collective is collective)
+        plain = (work for work in self._by_work if work.variant is Variant.PLAIN)
+        return tuple(work for work in plain if work.operation.is_collective is collective)
 
     def interval(self, reading: Reading) -> Interval:
         """Return (lo, mid, hi) in GB/s."""
