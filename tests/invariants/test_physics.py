@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.judge.diagnose import Diagnosis, Kind, judge
-from collbench.judge.physics import Hardware, impossible
+from collbench.judge.physics import hardware, impossible
 from collbench.judge.stats import rate_gbs
 from collbench.model.operations import Work
 from collbench.model.run import Run
@@ -60,9 +60,9 @@ def test_hidden_nvlinks_beat_what_the_label_allows_by_five_percent_at_most(made:
 @given(made=HEALTHY, works=st.sampled_from((COPIES, COLLECTIVES)))
 def test_no_limit_is_wider_than_the_machine(made: Made, works: tuple[Work, ...]) -> None:
     run = made.run(works, trials=1)
-    hardware = Hardware(run)
+    capacities = hardware(run)
     for found in run.measurements:
-        limit = hardware.of(found.point)
+        limit = capacities.of(found.point)
         assert limit is not None
         assert limit.gbs <= narrowest(made.fabric, found.point) * 1.001, found.point
 

@@ -9,7 +9,7 @@ from pathlib import Path as File
 
 import pytest
 
-from collbench.judge.physics import Bottleneck, Check, Hardware, impossible, marked
+from collbench.judge.physics import Bottleneck, Check, hardware, impossible, marked
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Machine, MarkKind, Path, Run
 from collbench.runfile import run_file
@@ -99,7 +99,7 @@ FOUR = tuple(range(4))
 def test_the_narrowest_part_sets_the_limit(
     case: str, run: Run, operation: Operation, variant: Variant, members: Members, gbs: float, part: str
 ) -> None:
-    capacity = Hardware(run).of(DataPoint(operation, members, 8 if operation is Operation.CHASE else GIB, variant))
+    capacity = hardware(run).of(DataPoint(operation, members, 8 if operation is Operation.CHASE else GIB, variant))
     assert capacity is not None, case
     assert capacity.gbs == pytest.approx(gbs, rel=1e-3), case
     assert capacity.part == part, case
@@ -117,7 +117,7 @@ def test_the_narrowest_part_sets_the_limit(
 def test_an_unknown_limit_is_none(
     case: str, run: Run, operation: Operation, variant: Variant, members: Members
 ) -> None:
-    assert Hardware(run).of(DataPoint(operation, members, GIB, variant)) is None, case
+    assert hardware(run).of(DataPoint(operation, members, GIB, variant)) is None, case
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_run_that_grows_or_is_reported_otherwise_is_judged_again() -> None:
 def test_another_root_has_limits_of_its_own() -> None:
     """GPU0 has four links, GPU2 five."""
     rooted = [replace(MESH, settings=replace(MESH.settings, root=root)) for root in (0, 2)]
-    first, other = (Hardware(run).of(DataPoint(Operation.GATHER, FOUR, GIB)) for run in rooted)
+    first, other = (hardware(run).of(DataPoint(Operation.GATHER, FOUR, GIB)) for run in rooted)
     assert first is not None
     assert other is not None
     assert other.gbs == pytest.approx(first.gbs * 5 / 4)

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from itertools import combinations
 from statistics import median
 
@@ -73,30 +74,38 @@ class Capacity:
 
 
 class Hardware:
-    """The capacities of a run's devices and paths. `hidden` pairs have NVLinks though their label is of PCIe.
+    """The capacities of devices and paths. `hidden` pairs have NVLinks though their label is of PCIe.
 
     If the number of links is unknown, it is taken as the GPU's maximum.
     """
 
-    def __init__(self, run: Run, hidden: Iterable[frozenset[int]] = ()) -> None:
-        self._devices: tuple[Device, ...] = run.devices
-        self._paths: dict[frozenset[int], Path] = {frozenset(path.devices): path for path in run.paths}
-        self._hidden = frozenset(hidden)
-        hosts = [device.host for device in run.devices]
+    def __init__(
+        self,
+        devices: tuple[Device, ...],
+        paths: tuple[Path, ...],
+        backend: str,
+        root: int,
+        of_switches: Nvls,
+        hidden: frozenset[frozenset[int]],
+    ) -> None:
+        self._devices = devices
+        self._paths = {frozenset(path.devices): path for path in paths}
+        self._hidden = hidden
+        hosts = [device.host for device in devices]
         of_one_host = sum(len({hosts[position] for position in pair}) == 1 for pair in self._paths)
         self._all_known = of_one_host == sum(math.comb(count, 2) for count in Counter(hosts).values())
         # Neighbors by NVLinks, because in a cluster of a thousand devices each has only a few.
         joined = self._hidden | {pair for pair, path in self._paths.items() if is_nvlink(path.label)}
-        self._neighbours: dict[int, list[int]] = {position: [] for position in range(len(run.devices))}
+        self._neighbours: dict[int, list[int]] = {position: [] for position in range(len(devices))}
         for pair in joined:
             for position in pair:
                 self._neighbours[position] += pair - {position}
-        self._root = run.settings.root
+        self._root = root
         # NCCL may have used NVLS wherever it could: which algorithm it chose is known after the sweep, or never.
-        self._in_switch = nvls(run) is not Nvls.OFF
-        self._on_cores = capabilities(run.backend).cores
-        self._switched = {position: self._on_a_switch(position) for position in range(len(run.devices))}
-        self._ports = {position: self._reach(position, range(len(run.devices))) for position in range(len(run.devices))}
+        self._in_switch = of_switches is not Nvls.OFF
+        self._on_cores = capabilities(backend).cores
+        self._switched = {position: self._on_a_switch(position) for position in range(len(devices))}
+        self._ports = {position: self._reach(position, range(len(devices))) for position in range(len(devices))}
         self._limits: dict[object, Capacity | None] = {}
 
     def of(self, point: DataPoint) -> Capacity | None:
@@ -253,6 +262,14 @@ class Hardware:
         return total
 
 
+_hardware = lru_cache(maxsize=8)(Hardware)  # a run is looked at again and again while it grows
+
+
+def hardware(run: Run, hidden: Iterable[frozenset[int]] = ()) -> Hardware:
+    """Return the capacities of a run's devices and paths, of which `hidden` pairs have NVLinks."""
+    return _hardware(run.devices, run.paths, run.backend, run.settings.root, nvls(run), frozenset(hidden))
+
+
 # Impossible rates: batches that exceed the capacity of the hardware.
 #
 # A rate above a limit means that the timing is wrong, or what the driver reports about the links. If no limit is known
@@ -345,14 +362,14 @@ class Check:
     """
 
     def __init__(self, run: Run) -> None:
-        self.labelled = Hardware(run)
+        self.labelled = hardware(run)
         pairs = [frozenset(path.devices) for path in run.paths]
         over_pcie = [pair for pair in pairs if not self.labelled.over_nvlink(*sorted(pair))]
         shown = _shown(run)
         most = {pair: most_over_pcie(self.labelled.link(*sorted(pair))) for pair in over_pcie}
         kept = {pair for pair in over_pcie if pair in shown and shown[pair] <= most[pair]}
         self.hidden = frozenset(pair for pair in over_pcie if pair in shown) - kept
-        self._beyond = Hardware(run, [pair for pair in over_pcie if pair not in kept])
+        self._beyond = hardware(run, [pair for pair in over_pcie if pair not in kept])
         self._open = {pair for pair in over_pcie if pair not in kept}
 
     def limit(self, point: DataPoint, rate: float) -> Capacity | None:
