@@ -35,7 +35,7 @@ from collbench.model.run import (
     Skipped,
     capabilities,
 )
-from collbench.model.units import format_approximate_size, format_size, whole_elements
+from collbench.model.units import format_approximate_size, format_size, grouped, whole_elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class Plan:
         """Return the bytes that a buffer needs: all to one has a message of each sender in the same buffer."""
         return max(side_by_side(work, self.devices) * sizes[-1] for work, sizes in self.sizes.items())
 
-    def step(self, work: Work, groups: Sequence[Members], size: int) -> Step:
+    def step(self, work: Work, groups: Sequence[Members], size: int, launches: int = 0) -> Step:
         """Return the step that measures these data points together."""
         asked = self.asked
         warmup = int(size < _SELF_WARMING) if asked.warmup is None else asked.warmup
@@ -252,19 +252,20 @@ class Plan:
             dtype=asked.dtype,
             redop=asked.redop,
             root=asked.root,
+            launches=launches,
             verify=asked.verify,
         )
 
-    def decides(self, point: DataPoint) -> bool:
-        """Return whether the choice of devices rests on this point: the largest all-reduce, else the largest copy.
+    def deciding(self) -> set[DataPoint]:
+        """Return the points on which the choice of devices rests: of the largest all-reduce, else the largest copy.
 
         Where it runs on a single pair, or for a model's layers, there is no choice.
         """
         allreduce = Work(Operation.ALLREDUCE)
-        deciding = allreduce if allreduce in self.groups else next(iter(self.groups), None)
-        if deciding is None or self.asked.layers or self.groups[deciding] == unordered_pairs(2):
-            return False
-        return point.work == deciding and point.size_bytes == self.sizes[deciding][-1]
+        work = allreduce if allreduce in self.groups else next(iter(self.groups), None)
+        if work is None or self.asked.layers or self.groups[work] == unordered_pairs(2):
+            return set()
+        return {point_of(work, members, self.sizes[work][-1]) for members in self.groups[work]}
 
     def passes(self, rng: random.Random, wanted: set[DataPoint]) -> list[Step]:
         """Return one pass: each wanted data point in exactly one step, steps in random order over the whole plan.
@@ -272,15 +273,16 @@ class Plan:
         Groups that the user wants concurrently stay together, even if only one of them needs another trial.
         """
         steps = []
+        left = grouped((point.work, (point.size_bytes, point.members)) for point in wanted)
         for work in self.groups:
             launches = self.launches if work.operation.is_collective else 0
             inseparable = self.together and work.operation.is_collective
+            sizes, of_work = self.sizes[work], set(left.get(work, ()))
             for together in self.rounds(work, rng):
-                for size in self.sizes[work]:
-                    groups = [m for m in together if point_of(work, m, size) in wanted]
+                for size in sizes:
+                    groups = [members for members in together if (size, members) in of_work]
                     if groups:
-                        groups = together if inseparable else groups
-                        steps.append(replace(self.step(work, groups, size), launches=launches))
+                        steps.append(self.step(work, together if inseparable else groups, size, launches))
         rng.shuffle(steps)
         return steps
 
@@ -291,7 +293,7 @@ class Plan:
             return [list(groups)]
         if runs_alone(work):
             return [[members] for members in groups]
-        planned = set(groups)
+        planned, isolated = set(groups), {members for members in groups if (work, members) in self.isolated}
         rounds: list[list[Members]] = []
         for pairs in relabelled(pair_rounds(self.devices), self.devices, rng):
             rounds.append([pair for pair in pairs if pair in planned])
@@ -299,8 +301,8 @@ class Plan:
         rounds.extend([members] for members in groups if len(members) != 2)
         parts: list[list[Members]] = []
         for together in rounds:
-            parts += [[members] for members in together if (work, members) in self.isolated]
-            rest = [members for members in together if (work, members) not in self.isolated]
+            parts += [[members] for members in together if members in isolated]
+            rest = [members for members in together if members not in isolated]
             parts += [rest] if rest else []
         return parts
 

@@ -154,8 +154,11 @@ class Trials:
         self._run, self._rule, self._watcher = run, rule, watcher
         self._check = Check(run)  # by the labels alone: what copies show is known at the end of a sweep
         self._results: dict[DataPoint, Measurement] = {}
+        self._deciding = plan.deciding()
         # Trials that a point gets even after the deadline.
-        self._required = {point: rule.deciding if plan.decides(point) else rule.screening for point in plan.points()}
+        self._required = {
+            point: rule.deciding if point in self._deciding else rule.screening for point in plan.points()
+        }
         self.wanted = set(self._required)
         self.timed_seconds = 0.0
         # By whether they are collectives: failures in a row, and whether the others are left unmeasured.
@@ -190,8 +193,7 @@ class Trials:
 
         Some noise lasts, such as another job's. Trials in quick succession would agree on what is slow at that moment.
         """
-        others = {point for point in self.wanted if not self.plan.decides(point)}
-        deciding = self.wanted - others
+        others, deciding = self.wanted - self._deciding, self.wanted & self._deciding
         passes, owed = (max((self._required[point] for point in some), default=0) for some in (others, deciding))
         if passes <= 0 or owed <= passes:
             return self.plan.passes(rng, self.wanted)
@@ -301,9 +303,7 @@ class Trials:
             self._deciding_deadline = self._deciding_deadline or max(deadline, now) + more_s
             if now >= self._deciding_deadline:
                 return
-        deciding = [
-            self._results[point] for point in self._required if self.plan.decides(point) and point in self._results
-        ]
+        deciding = [measurement for point, measurement in self._results.items() if point in self._deciding]
         measurable = [m for m in deciding if not m.failure and m.point.operation.is_collective not in self._given_up]
         for point, trials in undecided(measurable, self._run.paths).items():
             self._required[point] = max(self._required[point], trials if spread else 1)
