@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from itertools import chain, combinations, permutations
+from itertools import chain, combinations, compress, permutations
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -140,6 +140,7 @@ class Element:
 
 
 _PLAIN, _HOST, _STAGED = range(3)
+_Crosses = tuple[bool, ...]  # which of what was timed crosses an element
 
 
 class _Seen(NamedTuple):
@@ -207,11 +208,12 @@ def of_likeness(facts: Facts, readings: Iterable[Reading]) -> list[list[Reading]
 def blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Element, ...]:
     """Return the elements that explain what is slow, by NVLinks or by PCIe; the sure, then the slowest first."""
     seen = list(_seen(facts, over_nvlink=over_nvlink, collective=collective))
-    candidates = _distinct(_candidates(facts, over_nvlink=over_nvlink), seen)
-    if not candidates:
+    distinct = _distinct(_candidates(facts, over_nvlink=over_nvlink), seen)
+    if not distinct:
         return ()
+    candidates = list(distinct.values())
     below, error = (np.array([getattr(reading, name) for reading in seen]) for name in ("below", "error"))
-    predicted = np.array([_predicted(element, seen, collective=collective) for element in candidates])
+    predicted = np.array([_predicted(crosses, seen, collective=collective) for crosses, _ in distinct])
     cost = 2 * math.log(len(seen)) + 2 * math.log(len(candidates))
 
     def misfits(of: Values) -> Values:
@@ -377,27 +379,28 @@ def _either(one: Sequence[Element], other: Sequence[Element], elsewhere: frozens
     return Element(Part.EITHER, devices, _crossing([*one, *other]) - elsewhere, hosts("out"), hosts("into"), either)
 
 
-def _distinct(candidates: Iterable[Element], seen: Sequence[_Seen]) -> list[Element]:
+def _distinct(candidates: Iterable[Element], seen: Sequence[_Seen]) -> dict[tuple[_Crosses, bool], Element]:
     """Return the candidates that something slow crosses; of those that the same things cross the narrowest, first.
 
     The link to the socket on which memory may lie stays beside the slot of a GPU that is alone on its own.
     """
-    found: dict[tuple[bool, ...], Element] = {}
+    found: dict[tuple[_Crosses, bool], Element] = {}
+    slow = [*map(_slow, seen)]
     for element in candidates:
-        crossing = tuple(element.crossed_by(reading) for reading in seen)
-        if any(crosses and _slow(reading) for crosses, reading in zip(crossing, seen, strict=True)):
+        crosses = tuple(map(element.crossed_by, seen))
+        if any(compress(slow, crosses)):
             to_memory = element.part is Part.SOCKETS and bool(element.out or element.into)
-            found.setdefault((*crossing, to_memory), element)
-    return list(found.values())
+            found.setdefault((crosses, to_memory), element)
+    return found
 
 
 def _slow(seen: _Seen) -> bool:
     return seen.below < -2 * seen.error
 
 
-def _predicted(element: Element, seen: Sequence[_Seen], *, collective: bool) -> list[float]:
-    """Return how far below its typical rate the element leaves each, if its capacity is what slow ones reach."""
-    crossing = grouped((reading.kind, reading) for reading in seen if element.crossed_by(reading))
+def _predicted(crosses: _Crosses, seen: Sequence[_Seen], *, collective: bool) -> list[float]:
+    """Return how far below its typical rate an element leaves each, if its capacity is what slow ones reach."""
+    crossing = grouped((reading.kind, reading) for reading in compress(seen, crosses))
     capacity = {
         kind: _capacity(ones, collective=collective) for kind, ones in crossing.items() if any(map(_slow, ones))
     }
@@ -407,7 +410,8 @@ def _predicted(element: Element, seen: Sequence[_Seen], *, collective: bool) -> 
     direct = min((capacity[kind] for kind in (_PLAIN, _HOST) if kind in capacity), default=math.inf)
     limits = {kind: capacity.get(kind, direct if kind != _STAGED else math.inf) for kind in range(3)}
     return [
-        min(0.0, limits[reading.kind] - reading.typical) if element.crossed_by(reading) else 0.0 for reading in seen
+        min(0.0, limits[reading.kind] - reading.typical) if through else 0.0
+        for reading, through in zip(seen, crosses, strict=True)
     ]
 
 

@@ -151,6 +151,8 @@ class Facts:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.paths: dict[frozenset[int], Path] = {frozenset(path.devices): path for path in run.paths}
+        reach = (path for path in run.paths if path.cuda_peers is not False and not path.peers_denied)
+        self._peers = {frozenset(path.devices) for path in reach}
 
     @cached_property
     def readings(self) -> Readings:
@@ -211,8 +213,7 @@ class Facts:
 
     def has_peers(self, link: Sequence[int]) -> bool:
         """Return whether no source denies peer access to a pair."""
-        path = self.paths.get(frozenset(link))
-        return path is not None and path.cuda_peers is not False and not path.peers_denied
+        return frozenset(link) in self._peers
 
 
 def read(run: Run) -> Readings:
