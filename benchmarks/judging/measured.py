@@ -160,7 +160,7 @@ class MadeBackend(Backend):
     def __init__(self, made: Made, situation: Situation) -> None:
         self._made, self._situation, self._seconds = made, situation, 0.0
         self._rng = situation.noise.rng
-        self._most = cache(made.most)  # it is asked for each trial
+        self._most, self._rates = cache(made.most), cache(made.rates)  # they are asked for each trial
 
     def devices(self) -> tuple[Device, ...]:
         """Return the GPUs."""
@@ -185,7 +185,7 @@ class MadeBackend(Backend):
     def time(self, step: Step) -> Timing:
         """Return drawn times."""
         groups = [self._transfers(step, members) for members in step.groups]
-        rates = iter(self._made.rates([one for group in groups for one in group]))
+        rates = iter(self._rates(tuple(one for group in groups for one in group)))
         drawn = []
         for members, transfers in zip(step.groups, groups, strict=True):
             slowest = min(next(rates) for _ in transfers)
