@@ -71,13 +71,10 @@ def note_noise(run: Run) -> None:
     alike, uneven = resemblance((point.spread.logs, point.sigma) for point in known), _is_uneven(known)
     for point in known:
         point.measurement.noise = Noise(point.sigma, float(point.freedom), alike.seen, uneven, alike.at_most)
-    for own in (
-        lambda point: point.kind,
-        lambda point: (point.kind[:3], point.measurement.point.members),
-        lambda point: point.measurement.point,
-    ):
-        for together in grouped((own(point), point) for point in known).values():
-            _set_own(together)
+    by_kind = grouped((point.kind, point) for point in known)
+    by_members = grouped(((point.kind[:3], point.measurement.point.members), point) for point in known)
+    for together in (*by_kind.values(), *by_members.values(), *([point] for point in known)):
+        _set_own(together)
 
 
 def _points(run: Run) -> list[_Point]:

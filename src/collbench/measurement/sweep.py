@@ -182,7 +182,8 @@ class Trials:
                 self.leave_out(error)
                 continue
             first = False
-            note_noise(self._run)
+            if any(self._required[point] <= 0 for point in self.wanted):  # else none may be settled yet
+                note_noise(self._run)
             self._drop_settled(late=self._watcher.clock() > deadline)
             self._require_deciding(deadline)
         for measurement in self._results.values():
@@ -285,8 +286,9 @@ class Trials:
                 return self._required[point] > 0
             if self._results[point].failure or point.operation.is_collective in self._given_up:
                 return False
-            settled = late or stop_reason(self._results[point], self._rule.precision)
-            return self._required[point] > 0 or not settled
+            if self._required[point] > 0:
+                return True
+            return not late and stop_reason(self._results[point], self._rule.precision) is None
 
         self.wanted = set(filter(continues, self.wanted))
 
