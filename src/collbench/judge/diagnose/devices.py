@@ -183,6 +183,8 @@ def degraded_slots(facts: Facts) -> Iterator[Verdict]:
     for position, (device, state) in enumerate(zip(facts.run.devices, facts.run.health_after, strict=False)):
         best = (device.pcie_generation, device.pcie_width)
         now = (state.pcie_generation, state.pcie_width)
+        if not (_below(now[0], best[0]) or _below(now[1], best[1])):
+            continue
         copies = (reading for reading in facts.readings.host(position) if reading.work.operation in _BY_ENGINE)
         seen = max(copies, key=lambda reading: reading.middle, default=None)
         carried = _carried(facts, position)
@@ -281,9 +283,10 @@ def _trials(facts: Facts) -> tuple[_Array, _Flags]:
     """
     points = []
     for measurement in facts.run.measurements:
-        passes = [sample for sample in measurement.samples if not sample.confirms]
+        trials = zip(measurement.samples, trial_seconds(measurement), strict=True)
+        passes = [seconds for sample, seconds in trials if not sample.confirms]
         if measurement.point.size_bytes >= TELLING_BYTES and len(passes) >= MIN_TRIALS:
-            points.append((measurement, np.log(trial_seconds(replace(measurement, samples=passes)))))
+            points.append((measurement, np.log(passes)))
     logs = np.full((len(points), max((len(times) for _, times in points), default=0)), np.nan)
     for row, (_, times) in zip(logs, points, strict=True):
         row[: len(times)] = times

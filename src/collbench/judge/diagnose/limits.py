@@ -43,10 +43,13 @@ _FABRIC = "sudo dmesg | grep -i -e Xid -e SXid; systemctl status nvidia-fabricma
 def failures(facts: Facts) -> Iterator[Verdict]:
     """Yield the devices where data was wrong, those where the work never ended, and those where it failed otherwise."""
     yield from _corruptions(facts)
-    given_up = [bad for bad in facts.run.measurements if bad.failure and not bad.untried and not bad.wrong]
-    hung = [bad for bad in given_up if bad.failure is not None and bad.failure.kind is FailureKind.HANG]
-    yield from _given_up(facts, Kind.HANG, hung)
-    yield from _given_up(facts, Kind.FAILED, [bad for bad in given_up if bad not in hung])
+    given_up = grouped(
+        (Kind.HANG if bad.failure.kind is FailureKind.HANG else Kind.FAILED, bad)
+        for bad in facts.run.measurements
+        if bad.failure and not bad.untried and not bad.wrong
+    )
+    for kind, those in given_up.items():
+        yield from _given_up(facts, kind, those)
 
 
 def _corruptions(facts: Facts) -> Iterator[Verdict]:
