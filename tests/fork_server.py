@@ -58,12 +58,14 @@ def serve(listener: socket.socket, watched: int) -> dict[str, Any]:
 
 
 def _forked(connection: socket.socket) -> dict[str, Any]:
-    """Return, in one more fork, what it shall run. This process passes signals to that one, and reports its end."""
+    """Return, in one more fork, what it shall run. This process reports its id and end, and passes signals to it."""
     message, files, _, _ = socket.recv_fds(connection, _MAX_BYTES, _MAX_FILES)
     child = os.fork()
     if child:
         for file in files:
             os.close(file)
+        with contextlib.suppress(OSError):  # the process that it stands for was killed: _watch sees that, too
+            connection.send(str(child).encode())
         _watch(child, connection)
     connection.close()
     state: dict[str, Any] = json.loads(message)
@@ -175,6 +177,27 @@ def load_program() -> None:
         if not apart.search(module.name):
             importlib.import_module(module.name)
     assert "torch" not in sys.modules
+    _look_at_forks()
+
+
+def _look_at_forks() -> None:
+    """Let the program see how long its workers wait for a core: those are forks, for which its children only stand.
+
+    Else a fork that others keep from its core for two seconds would count as one that hangs.
+    """
+    from collbench.measurement.backends import child_process
+
+    kernels = child_process.scheduled
+    child_process.scheduled = lambda process_ids: kernels([*map(_worker, process_ids)])
+
+
+def _worker(process_id: int) -> int:
+    """Return the fork that a process stands for (tests/loaded/stand_in.py), or the process itself."""
+    try:
+        name = Path(f"/proc/{process_id}/comm").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has just ended
+        return process_id
+    return int(name.removeprefix("for ")) if name.startswith("for ") else process_id
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 The fork gets this process's arguments, variables, folder, files, limits and cores. This process then stands for it: it
 forwards signals, exits as the fork exits, and if it is killed, the fork is killed too. SIGSTOP stops this process
-alone, SIGTSTP the other one alone.
+alone, SIGTSTP the other one alone. Its name, /proc/PID/comm, is `for` and the fork's id.
 """
 
 import contextlib
@@ -77,10 +77,10 @@ def stand_in(server: str, module: str | None, script: str = "", folders: tuple[s
     socket.send_fds(connection, [json.dumps(state).encode()], files)
     for file in files:
         os.close(file)
-    try:
-        end = connection.recv(16)
-    except ConnectionResetError:  # a signal was left unread, as it came too late; what was sent before is there still
-        end = connection.recv(16)
+    if fork := _received(connection):
+        with open("/proc/self/comm", "wb") as name:  # noqa: PTH123
+            name.write(b"for " + fork)
+    end = _received(connection)
     status = int(end) if end else _SERVER_GONE
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -88,6 +88,13 @@ def stand_in(server: str, module: str | None, script: str = "", folders: tuple[s
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(16)
+    except ConnectionResetError:  # a signal was left unread, as it came too late; what was sent before is there still
+        return connection.recv(16)
 
 
 def _encoding(stream: object) -> tuple[str, str]:

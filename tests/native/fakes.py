@@ -211,6 +211,7 @@ def _forked(
         connection.connect(server)
         files = [file.fileno() for file in (stdin, stdout, stderr)]
         socket.send_fds(connection, [json.dumps(state).encode()], files)
+        assert connection.recv(16), "no fork was made"
         status = int(connection.recv(16))
         texts = [os.pread(file, os.fstat(file).st_size, 0).decode() for file in files[1:]]
     return subprocess.CompletedProcess(command, status, *texts)

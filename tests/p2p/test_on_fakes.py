@@ -40,10 +40,7 @@ def _messages(answer: dict[str, Any], link: tuple[int, int]) -> dict[tuple[str, 
 
 
 def test_a_healthy_machine_works_on_every_link_and_has_no_cause(fakes: Fakes) -> None:
-    for _ in range(10):  # a fake GPU needs the host's cores: on a busy host 16 MiB, or NCCL, may seem to hang
-        done, answer = _mapped(fakes, free=_FREE_FOR_NCCL)
-        if done.code == 0:
-            break
+    done, answer = _mapped(fakes, free=_FREE_FOR_NCCL)
 
     assert done.code == 0
     assert _states(answer) == {(0, 1): "works", (1, 0): "works"}
