@@ -282,13 +282,12 @@ class Trials:
         """Keep only the data points that require trials, or that are unsettled while there is time."""
 
         def continues(point: DataPoint) -> bool:
-            if point not in self._results:  # wrong data ended the pass
-                return self._required[point] > 0
-            if self._results[point].failure or point.operation.is_collective in self._given_up:
+            timed, required = self._results.get(point), self._required[point] > 0
+            if timed is None:  # wrong data ended the pass
+                return required
+            if timed.failure or point.operation.is_collective in self._given_up:
                 return False
-            if self._required[point] > 0:
-                return True
-            return not late and stop_reason(self._results[point], self._rule.precision) is None
+            return required or not (late or stop_reason(timed, self._rule.precision))
 
         self.wanted = set(filter(continues, self.wanted))
 

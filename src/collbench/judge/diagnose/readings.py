@@ -18,8 +18,8 @@ from collbench.judge.stats import (
     log_rates,
     median_deviation,
     most_measured,
-    noise_of_kinds,
     own_noise,
+    trial_noise,
     widening,
 )
 from collbench.judge.tiers import TRIALS_WITH_AN_OUTLIER, pair_labels
@@ -216,44 +216,51 @@ class Facts:
         return frozenset(link) in self._peers
 
 
+@dataclass(slots=True)
+class _Timed:
+    """A data point with its trials as logs of GB/s; `noise` is σ̂ of one of its kind, `own` how much noisier it is."""
+
+    point: DataPoint
+    label: str
+    logs: list[float]
+    isolated: bool
+    noise: float = 0.0
+    own: OwnNoise | None = None
+
+
 def read(run: Run) -> Readings:
     """Return the readings of a run: data points with three trials or more, each at its work's deciding size."""
     points, of_pairs = _deciding(run), pair_labels(run.paths)
-    labels = {point: _label_of(of_pairs, point.members) for point in points}
-    logs = {point: log_rates(measurement) for point, measurement in points.items()}
-    noise = _noise({point: (point.work, labels[point]) for point in points}, logs)
-    chance = _CHANCE_OF_ANY / 2 / max(1, len(points))
+    timed = [
+        _Timed(one.point, _label_of(of_pairs, one.point.members), log_rates(one), _isolated(one)) for one in points
+    ]
+    _note_noise(timed)
+    _note_own_noise(timed)
+    chance = _CHANCE_OF_ANY / 2 / max(1, len(timed))
     z = NormalDist().inv_cdf(1 - chance)
-    own_noises = _own_noises(noise, logs)
-    trusted = _trusted(run)
-    wider = widening(points.values())
-    own = {point: is_nvlink(labels[point]) or _isolated(measurement) for point, measurement in points.items()}
+    wider, trusted = widening(points), _trusted(run)
 
-    def error(point: DataPoint) -> float:
-        of_middle = wider * noise[point] * (median_deviation(len(logs[point])) if own[point] else 1.0)
-        noisy = own_noises.get(point)
-        return of_middle * noisy.widen(z, chance) if noisy else of_middle
-
-    readings = tuple(
-        Reading(
-            work=point.work,
-            members=point.members,
-            size_bytes=point.size_bytes,
-            label=labels[point],
+    def reading(one: _Timed) -> Reading:
+        work, undisturbed = one.point.work, one.isolated or is_nvlink(one.label)
+        error = wider * one.noise * (median_deviation(len(one.logs)) if undisturbed else 1.0)
+        return Reading(
+            work=work,
+            members=one.point.members,
+            size_bytes=one.point.size_bytes,
+            label=one.label,
             # Concurrent copies can only slow a copy over PCIe down, and partners change: the fastest trial counts.
-            middle=median(logs[point]) if own[point] else max(logs[point]),
-            error=error(point),
-            confirmed=_isolated(measurement) or (point.work, labels[point]) in trusted,
-            isolated=_isolated(measurement),
-            trials=tuple(sorted(logs[point])),
-            noisier=own_noises[point].ratio if point in own_noises else 1.0,
+            middle=median(one.logs) if undisturbed else max(one.logs),
+            error=error * one.own.widen(z, chance) if one.own else error,
+            confirmed=one.isolated or (work, one.label) in trusted,
+            isolated=one.isolated,
+            trials=tuple(sorted(one.logs)),
+            noisier=one.own.ratio if one.own else 1.0,
         )
-        for point, measurement in points.items()
-    )
-    return Readings(readings, z)
+
+    return Readings(tuple(map(reading, timed)), z)
 
 
-def _deciding(run: Run) -> dict[DataPoint, Measurement]:
+def _deciding(run: Run) -> list[Measurement]:
     """Return the data points that decide, at the size of its work that most have, each with the trials that count."""
     counts: dict[Work, Counter[int]] = defaultdict(Counter)
     for measurement in run.measurements:
@@ -266,10 +273,11 @@ def _deciding(run: Run) -> dict[DataPoint, Measurement]:
             # Only those that no judgment selected, else only isolated ones, if there are enough: the better evidence.
             confirming = [sample for sample in measurement.samples if sample.confirms]
             alone = confirming or [sample for sample in measurement.samples if not sample.concurrent]
-            used = replace(measurement, samples=alone) if len(alone) >= MIN_TRIALS else measurement
+            fewer = MIN_TRIALS <= len(alone) < len(measurement.samples)
+            used = replace(measurement, samples=alone) if fewer else measurement
             if len(used.samples) >= MIN_TRIALS:
                 points[used.point] = used
-    return points
+    return list(points.values())
 
 
 def _trusted(run: Run) -> set[tuple[Work, str]]:
@@ -296,31 +304,24 @@ def _label_of(labels: Mapping[frozenset[int], str], members: Sequence[int]) -> s
     return next(iter(names), "") if len(names) < 2 else "mixed"
 
 
-def _noise(
-    pools: Mapping[DataPoint, tuple[Work, str]], logs: Mapping[DataPoint, Sequence[float]]
-) -> dict[DataPoint, float]:
-    """Return σ̂ of one trial's log of each point's kind: within its work and label, more widely if these are few."""
-    narrow, trials = noise_of_kinds(logs, pools), Counter[object]()
-    wide = noise_of_kinds(logs, {point: point.operation.is_collective for point in logs})
-    for point, pool in pools.items():
-        trials[pool] += len(logs[point])
-    few = {point for point, pool in pools.items() if trials[pool] < _FEW_TRIALS}
-    return {point: max(narrow[point], wide[point]) if point in few else narrow[point] for point in pools}
+def _note_noise(timed: Sequence[_Timed]) -> None:
+    """Set σ̂ of one trial's log of each point's kind: within its work and label, more widely if these are few."""
+    of_kinds = grouped((one.point.operation.is_collective, one.logs) for one in timed)
+    wide = {collective: trial_noise(logs) for collective, logs in of_kinds.items()}
+    for alike in grouped(((one.point.work, one.label), one) for one in timed).values():
+        noise = trial_noise(one.logs for one in alike)
+        few = sum(len(one.logs) for one in alike) < _FEW_TRIALS
+        for one in alike:
+            one.noise = max(noise, wide[one.point.operation.is_collective]) if few else noise
 
 
-def _own_noises(
-    noise: Mapping[DataPoint, float], logs: Mapping[DataPoint, Sequence[float]]
-) -> dict[DataPoint, OwnNoise]:
-    """Return the points whose noise is their own: of all data points on the same devices, or theirs alone.
+def _note_own_noise(timed: Sequence[_Timed]) -> None:
+    """Set the noise of points that have their own: of all data points on the same devices, or theirs alone.
 
     A link that is noisy shows it in every kind of copy and collective, both ways: three trials of each are enough then.
     """
-    found = {}
-    for alike in grouped((frozenset(point.members), point) for point in noise).values():
-        together = own_noise((logs[point], noise[point]) for point in alike)
-        for point in alike:
-            alone = own_noise([(logs[point], noise[point])]) if len(logs[point]) >= _TRIALS_FOR_OWN_NOISE else None
-            noises = [own for own in (together, alone) if own is not None]
-            if noises:
-                found[point] = max(noises, key=lambda own: own.ratio)
-    return found
+    for alike in grouped((frozenset(one.point.members), one) for one in timed).values():
+        together = own_noise((one.logs, one.noise) for one in alike)
+        for one in alike:
+            alone = own_noise([(one.logs, one.noise)]) if len(one.logs) >= _TRIALS_FOR_OWN_NOISE else None
+            one.own = max(filter(None, (together, alone)), key=lambda own: own.ratio, default=None)
