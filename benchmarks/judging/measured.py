@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,6 +22,7 @@ from .machines import Made
 _LAUNCH_S, _COLLECTIVE_S, _STEP_S = 3e-6, 9e-6, 6e-4
 _FASTEST = 0.985  # of the limit of a path
 _THROTTLED = "hardware thermal slowdown"
+_Transfers = tuple[tuple[int | None, int | None], ...]
 _BATCH = 0.001  # standard deviation of a batch within a trial
 # Engines and sides differ a little, as they do on real links.
 _SHARES = {
@@ -160,7 +161,7 @@ class MadeBackend(Backend):
     def __init__(self, made: Made, situation: Situation) -> None:
         self._made, self._situation, self._seconds = made, situation, 0.0
         self._rng = situation.noise.rng
-        self._most, self._rates = cache(made.most), cache(made.rates)  # they are asked for each trial
+        self._most, self._reached = cache(made.most), cache(self._reach)  # they are asked for each trial
 
     def devices(self) -> tuple[Device, ...]:
         """Return the GPUs."""
@@ -184,32 +185,33 @@ class MadeBackend(Backend):
 
     def time(self, step: Step) -> Timing:
         """Return drawn times."""
-        groups = [self._transfers(step, members) for members in step.groups]
-        rates = iter(self._rates(tuple(one for group in groups for one in group)))
-        drawn = []
-        for members, transfers in zip(step.groups, groups, strict=True):
-            slowest = min(next(rates) for _ in transfers)
-            # No noise makes a transfer faster than what it crosses can be.
-            drawn.append(self._drawn(step, members, slowest, min(map(self._most, transfers))))
+        reached = self._reached(tuple(self._transfers(step, members) for members in step.groups))
+        drawn = [self._drawn(step, *of_group) for of_group in zip(step.groups, *reached, strict=True)]
         timing = Timing(
             seconds=tuple(drawn), launch_seconds=tuple(1.2 * one[0] for one in drawn) if step.launches else ()
         )
         self._seconds += timing.region_seconds(step) + _STEP_S
         return timing
 
-    def _transfers(self, step: Step, members: tuple[int, ...]) -> list[tuple[int | None, int | None]]:
+    def _reach(self, groups: Sequence[_Transfers]) -> tuple[list[float], list[float]]:
+        """Return the GB/s of each group's slowest transfer, if all run at once, and what none of it exceeds."""
+        rates = iter(self._made.rates([one for group in groups for one in group]))
+        slowest = [min(next(rates) for _ in group) for group in groups]
+        return slowest, [min(map(self._most, group)) for group in groups]
+
+    def _transfers(self, step: Step, members: tuple[int, ...]) -> _Transfers:
         if step.work.operation.is_collective:
-            ring = [*zip(members, (*members[1:], members[0]), strict=True)]
+            ring = tuple(zip(members, (*members[1:], members[0]), strict=True))
             if "NCCL_P2P_DISABLE" in self._made.environment:
-                return [end for a, b in ring for end in ((a, None), (None, b))]
-            return list(ring)
+                return tuple(end for a, b in ring for end in ((a, None), (None, b)))
+            return ring
         if step.work.variant is Variant.STAGED:
-            return [(members[0], None), (None, members[1])]
+            return (members[0], None), (None, members[1])
         if step.work.variant.host_memory:
             out = step.work.operation in (Operation.D2H_CE, Operation.D2H_SM)
             host = None if step.work.numa_node is None else -1 - step.work.numa_node
-            return [(members[0], host) if out else (host, members[0])]
-        return [(members[0], members[1])]
+            return ((members[0], host) if out else (host, members[0]),)
+        return ((members[0], members[1]),)
 
     def _drawn(self, step: Step, members: tuple[int, ...], gbs: float, limit: float) -> tuple[float, ...]:
         typical = self._typical(step, members, gbs)
