@@ -165,6 +165,7 @@ def ends(facts: Facts, members: Sequence[int]) -> tuple[str, ...]:
     return tuple(sorted(str((device.name, device.pcie_generation, device.pcie_width)) for device in devices))
 
 
+@lru_cache(maxsize=1 << 10)  # each rule asks of each link
 def likeness(facts: Facts, members: Sequence[int]) -> tuple[object, ...]:
     """Return what links must have in common to be compared: ends, limit, peer access, and the NUMA nodes of many.
 

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations, permutations
 from statistics import NormalDist, fmean, median, quantiles
 from typing import NamedTuple
@@ -418,6 +419,7 @@ class _Peers:
             yield Gap(reading, self.typical - reading.middle, noise, chance)
 
 
+@lru_cache(maxsize=2)  # of copies two rules ask
 def _all_peers(facts: Facts, *, collective: bool) -> tuple[list[_Peers], list[float]]:
     """Return the peers of all copies or all collectives, and the deviations of all of them, ascending."""
     works = facts.readings.works(collective=collective)
