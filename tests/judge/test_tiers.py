@@ -355,6 +355,20 @@ def test_whom_only_a_noisier_one_leaves_behind_by_more_than_delta_ties_with_noth
     ]
 
 
+@pytest.mark.parametrize(("steady", "relations"), [(1, "undecided undecided"), (2, "undecided tied tied")])
+def test_a_steady_pair_below_a_noisy_best_ties_with_other_steady_ones_alone(steady: int, relations: str) -> None:
+    """Beside the best, which nobody can place, "tied" said of one pair would be read as tied with that best."""
+    wild = [330.0, 310.0, 320.0, 345.0, 316.0, 326.0, 319.0]
+    pairs = [*combinations(range(3), 2)][: 1 + steady]
+    links = [
+        measured(Operation.ALLREDUCE, pair, wild if pair == (0, 1) else noisy(318.0, 0.002, sum(pair), 7), GIB)
+        for pair in pairs
+    ]
+    found = rank_pairs(run_of(gpus(3), links), Operation.ALLREDUCE, GIB)
+    assert found is not None
+    assert " ".join(one.relation for one in found.standings) == relations
+
+
 def test_what_failed_is_said_of_its_place_whatever_its_rate() -> None:
     run = pair_run(3, lambda a, b: 300.0)
     run.measurements[1].wrong = 3

@@ -488,8 +488,11 @@ def _ranking(
     top = next(steady, order[0])
     best, others = estimated[top], {members: estimated[members] for members in order if members != top}
     tied = tied_with(best, others, delta) | ({top} if len(best.trials) >= MIN_TRIALS else set())
-    # Of those that only a noisier one leaves behind by more than δ, that one may be the best.
+    # Of those that only a noisier one leaves behind by more than δ, that one may be the best. And a steady one that
+    # ties with no other ties with nothing.
     tied = {members for members in tied if ordered[0].middle - estimated[members].middle <= delta}
+    if tied == {top} != {order[0]}:
+        tied = set()
 
     def standing(members: Members, tier: int) -> RankedLink:
         summary, estimate = summarize(points[members]), estimated[members]
