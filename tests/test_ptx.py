@@ -62,7 +62,7 @@ def test_every_kernel_of_the_source_is_an_entry_under_its_own_name() -> None:
 
 
 @pytest.mark.skipif(PTXAS is None, reason="no ptxas: the driver assembles this PTX on GPU machines")
-@pytest.mark.parametrize("target", [70, 75, 80, 86, 89, 90, 100, 103, 120], ids="sm_{}".format)
+@pytest.mark.parametrize("target", [70, 75, 90, 120], ids="sm_{}".format)
 def test_ptx_assembles_for(target: int, tmp_path: Path) -> None:
     assert PTXAS is not None
     known = subprocess.run([PTXAS, "--help"], check=True, capture_output=True, text=True).stdout

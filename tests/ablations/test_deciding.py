@@ -109,12 +109,11 @@ def test_whether_host_or_gpu_bounds_a_step(title: str, gpu: tuple[float, float],
     assert ablated.result.gpu.host_bound == bound, title
 
 
-@pytest.mark.parametrize("sigma", [0.015, 0.04])
-def test_intervals_hold_the_truth_although_stopping_is_checked_after_each_repeat(sigma: float) -> None:
+def test_intervals_hold_the_truth_although_stopping_is_checked_after_each_repeat() -> None:
     """150 ablations (sim), always the same: 95% less three standard errors of such a count."""
     covered = 0
     for seed in range(150):
-        ablated = trained(gaussian(sigma, 1000 + seed), ratio=1.1, budget=300.0)
+        ablated = trained(gaussian(0.04, 1000 + seed), ratio=1.1, budget=300.0)
         assert ablated.result is not None
         covered += ablated.result.ratio.low <= 1.1 <= ablated.result.ratio.high
     assert covered / 150 >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 150)

@@ -114,7 +114,7 @@ def in_order(*seconds: float | None) -> bool:
     return all(low <= high + LITTLE for low, high in pairwise(known))
 
 
-@pytest.mark.parametrize("seeds", [range(first, first + 15) for first in range(0, 60, 15)], ids=str)
+@pytest.mark.parametrize("seeds", [range(15), range(15, 30)], ids=str)
 def test_no_part_is_more_than_its_whole(seeds: range) -> None:
     for seed in seeds:
         traces = [parse(io.BytesIO(file), f"{number}.json") for number, file in enumerate(Made(seed).traces())]

@@ -31,7 +31,7 @@ from tests.native.recorded import Made, play
 
 # 10^5 and more: COLLBENCH_INVARIANTS=100000.
 REFUSALS: list[str] = []
-TRIES = int(os.environ.get("COLLBENCH_INVARIANTS", "80"))
+TRIES = int(os.environ.get("COLLBENCH_INVARIANTS", "40"))
 
 
 def times(starts: Sequence[int], number: int = 0) -> Repetition:

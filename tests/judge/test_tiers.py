@@ -472,7 +472,7 @@ def lasting(rng: random.Random, count: int, trials: int, sigma: float, slow: flo
     return ranking
 
 
-@pytest.mark.parametrize(("count", "trials"), [(4, 3), (8, 3), (5, 5), (4, 7), (8, 7), (4, 12)])
+@pytest.mark.parametrize(("count", "trials"), [(4, 3), (8, 3), (8, 7), (4, 12)])
 def test_noise_that_lasts_makes_no_equal_pair_different(count: int, trials: int) -> None:
     """By errors of independent trials up to eleven of these 25 machines would have one."""
     machines = [lasting(random.Random(seed), count, trials, 0.1) for seed in range(25)]

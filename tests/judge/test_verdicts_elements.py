@@ -601,7 +601,7 @@ def test_each_of_several_slow_gpus_is_named_and_no_pair(slow_gpus: tuple[int, ..
     assert {verdict.kind for verdict in found} == {Kind.NV_DEGRADED}
 
 
-@pytest.mark.parametrize("slow_gpus", [(0, 4, 5), (4, 5, 6), (0, 1, 2, 3), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("slow_gpus", [(0, 4, 5), (0, 1, 2, 3, 4)])
 def test_several_slow_gpus_over_pcie_are_named_and_no_uplink_above_two_of_them(slow_gpus: tuple[int, ...]) -> None:
     """Pairs below one switch do not cross its uplink, and are as slow."""
     run = on_tree(slow(*(element for gpu in slow_gpus for element in slot(gpu)), at=0.7))

@@ -80,10 +80,9 @@ def test_json_says_the_same_and_follows_its_schema() -> None:
     assert unknown["custom_all_reduce"] is None
 
 
-@pytest.mark.parametrize(("devices", "counts"), [("0,1,2", {2, 3}), ("0,3,5,6,7,1", {2, 4, 6})])
-def test_the_first_powers_of_two_of_the_devices_and_all_are_measured(devices: str, counts: set[int]) -> None:
-    run = collbench.measure("latency", layers=1, backend="sim", fabric="hgx-h200", devices=devices, seed=1)
-    assert run.settings.sets == tuple(tuple(range(count)) for count in sorted(counts))
+def test_the_first_powers_of_two_of_the_devices_and_all_are_measured() -> None:
+    run = collbench.measure("latency", layers=1, backend="sim", fabric="hgx-h200", devices="0,3,5,6,7,1", seed=1)
+    assert run.settings.sets == tuple(tuple(range(count)) for count in (2, 4, 6))
     assert {latency.point.members for latency in run.latencies} == {*run.settings.sets}
     for found in small_allreduces(run):  # as long as an all-reduce over these devices alone
         some = ",".join(str(run.devices[member].index) for member in found.members)

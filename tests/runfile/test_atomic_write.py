@@ -75,7 +75,7 @@ def test_without_force_a_file_that_exists_is_never_replaced(tmp_path: Path) -> N
 def test_a_run_into_a_pipe_arrives_once_and_leaves_nothing(tmp_path: Path) -> None:
     pipe, received = stand_in(tmp_path / "pipe"), list[bytes]()
     reader = read_from(pipe, received)
-    args = ("pairs", "--backend", "sim", "--fabric", "dgx-1v", "--quick", "-o", "pipe")
+    args = ("pairs", "--backend", "sim", "--fabric", "titan-rtx-nv2", "--sizes", "1M", "-o", "pipe")
     done = subprocess.run(collbench(*args), cwd=tmp_path, capture_output=True, text=True, check=False)
     reader.join(10)
     assert (done.returncode, done.stderr) == (0, "")
