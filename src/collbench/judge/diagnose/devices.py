@@ -296,13 +296,13 @@ def _trials(facts: Facts) -> tuple[_Array, _Flags]:
 
 def _slowest(logs: _Array, touches: _Flags) -> _Slow | None:
     """Return the devices that were slowed down the most for some passes in a row; None if noise may be all."""
-    windows = [*combinations(range(logs.shape[1] + 1), 2)] if len(logs) else []
+    windows, timed = [*combinations(range(logs.shape[1] + 1), 2)] if len(logs) else [], ~np.isnan(logs)
     found: list[_Slow] = []
     for begin, end in windows:
         chance = _CHANCE_OF_ANY / len(windows) / len(touches)
         inside = np.zeros(logs.shape[1], dtype=bool)
         inside[begin:end] = True
-        both = ~np.isnan(logs[:, inside]).all(axis=1) & ~np.isnan(logs[:, ~inside]).all(axis=1)
+        both = timed[:, inside].any(axis=1) & timed[:, ~inside].any(axis=1)
         here, there, touched = logs[both][:, inside], logs[both][:, ~inside], touches[:, both]
         excess = _Excess.of(np.nanmean(here, axis=1) - np.nanmean(there, axis=1), touched)
         if not (suspects := np.flatnonzero(excess.by > excess.least)).size:
