@@ -15,7 +15,7 @@ from collbench.report.html import content
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from tests.builders import ALL, measured
-from tests.judge.checked import h200, pcie, trials
+from tests.judge.checked import HOST, h200, pcie, trials
 from tests.report.pages import text
 from tests.sim import faults
 from tests.sim.made import simulate
@@ -47,6 +47,17 @@ def test_no_pair_of_a_busy_gpu_agrees(busy: tuple[int, ...]) -> None:
     run = simulate(replace(fabrics.load("hgx-h200"), faults=loads), asked, 1)
     others = 8 - len(busy)
     assert f"agree     {others * (others - 1) // 2} of 28 pairs: " in page(run)
+
+
+@pytest.mark.parametrize(("node", "said"), [(None, True), (0, False)])
+def test_beside_a_verdict_a_gpu_that_copies_slowly_with_host_memory_is_said(node: int | None, said: bool) -> None:
+    """The first line, which says it where all agrees, has the verdict. Where a verdict has it, it is said once."""
+    run = h200(lambda work, ends: 0.6 if (2 in ends if work in HOST else ends in ((0, 1), (1, 0))) else 1.0)
+    run = replace(run, devices=tuple(replace(device, numa_node=node) for device in run.devices))
+    printed = page(run)
+    assert printed.startswith("NV_DEGRADED GPU0-GPU1: ")
+    assert ("INTRA_LABEL_OUTLIER  GPU2" in printed) is not said
+    assert ("\nopen      GPU2 copies with host memory at " in printed) is said
 
 
 def test_a_verdict_beyond_the_explained_ones_still_says_what_was_found() -> None:

@@ -119,6 +119,8 @@ def _judged(diagnosis: Diagnosis) -> Iterator[Lines]:
     if healthy := _healthy(diagnosis):
         yield Lines(f"agree     {healthy}")
     yield from (Lines(f"unjudged  {line}") for line in unjudged(diagnosis))
+    if diagnosis.left_open and worst_of(diagnosis.run, diagnosis.verdicts):  # else the first line says it
+        yield Lines(f"open      {diagnosis.left_open}")
     yield from p2p_line(diagnosis)
     if not any(verdict.cause.seen or verdict.by_other_processes for verdict in diagnosis.verdicts):
         yield from (Lines(f"health    {line}") for line in unhealthy_lines(diagnosis.run))
@@ -167,6 +169,7 @@ def as_json(diagnosis: Diagnosis, exit_status: int | None = None, shortfall: str
         "pairs": covered.pairs,
         "judged": len(covered.judged),
         "conclusion": conclusion(diagnosis),
+        "left_open": diagnosis.left_open,
         "failed": "; ".join(filter(None, (headline(run), f"FAILED: {shortfall}" if shortfall else ""))),
         "verdicts": found_json(run, diagnosis.verdicts),
         "not_judged": [

@@ -106,12 +106,13 @@ def _shown(facts: Facts, link: Link) -> Reading | None:
     return next((reading for reading in collectives if reading), None)
 
 
-def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> str:
+def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]], found: Iterable[Verdict]) -> str:
     """Return a clause on what is much slower than its like and yet no verdict, "" if nothing is.
 
     Trials that vary much leave open whether a pair is slow; and copies with host memory whether a slot is, or memory
-    lies at another socket where that is not known.
+    lies at another socket where that is not known. What was `found` may say the latter.
     """
+    said = frozenset[int]().union(*map(_slow_with_host_memory, found))
     for alike in _copies_alike(facts, rates):
         if far := _far_from_median(alike):
             low, usual = far
@@ -129,6 +130,8 @@ def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> s
             if below := _far_from_median(alike):
                 low, usual = below
                 slow = sorted(reading.members[0] for reading in alike if reading.gbs < _UNLIKE * usual)
+                if said.issuperset(slow):
+                    continue
                 one = ("copies", "it", "its slot is")
                 copy, them, slots = one if len(slow) == 1 else ("copy", "them", "their slots are")
                 rates_of = f"{figure(low.gbs)} GB/s where GPUs like {them} reach {figure(usual)}"
@@ -137,6 +140,14 @@ def what_is_left_open(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> s
                 why = f"{slots} slow, or an uplink above{', or that memory is at another socket' if may_be_far else ''}"
                 return f"{tags(slow, facts.run.devices)} {copy} with host memory at {rates_of}: {why}"
     return ""
+
+
+def _slow_with_host_memory(verdict: Verdict) -> frozenset[int]:
+    """Return the devices whose copies with host memory a verdict may explain; none where it is about a pair alone."""
+    alone = len(verdict.members) == 1 or verdict.by_other_processes or not verdict.links
+    if verdict.severity is Severity.INFO or not (alone or verdict.reach):
+        return frozenset()
+    return frozenset(verdict.members).union(verdict.cause.devices, *verdict.reach)
 
 
 def _copies_alike(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> Iterator[list[Reading]]:
@@ -386,7 +397,7 @@ class Diagnosis:
     @cached_property
     def left_open(self) -> str:
         """What is much slower than its like without a verdict, as a clause."""
-        return what_is_left_open(self.facts, self.rates)
+        return what_is_left_open(self.facts, self.rates, self.verdicts)
 
     @cached_property
     def not_judged(self) -> tuple[NotDone, ...]:
