@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
-import pytest
 
 from collbench.cli.program import cli
 from collbench.model.errors import UsageError
@@ -51,20 +50,20 @@ def documented() -> list[tuple[str, list[str]]]:
     return [(page.name, args) for page, text in pages for args in commands(text)]
 
 
-@pytest.mark.parametrize(
-    ("page", "args"), documented(), ids=lambda value: value if isinstance(value, str) else " ".join(value)
-)
-def test_a_documented_command_is_understood(page: str, args: list[str]) -> None:
+def test_each_documented_command_is_understood() -> None:
     context = click.Context(cli, info_name="collbench", **cli.context_settings)  # click keeps a command's -h, --help
-    command = cli.get_command(context, args[0])
-    assert command is not None
-    try:
-        command.make_context(args[0], list(args[1:]), parent=context)
-    except click.exceptions.Exit:
-        pass  # --help
-    except (click.exceptions.MissingParameter, UsageError):
-        if len(args) > 1:  # a single argument is the command's name in a sentence: "`collbench select`"
-            raise
+    for page, args in documented():
+        command = cli.get_command(context, args[0])
+        assert command is not None, (page, args)
+        try:
+            command.make_context(args[0], list(args[1:]), parent=context)
+        except click.exceptions.Exit:
+            pass  # --help
+        except (click.exceptions.ClickException, UsageError) as error:
+            # A single argument is the command's name in a sentence: "`collbench select`".
+            if len(args) > 1 or not isinstance(error, (click.exceptions.MissingParameter, UsageError)):
+                error.add_note(f"{page}: {args}")
+                raise
 
 
 def test_the_pages_show_commands_at_all() -> None:

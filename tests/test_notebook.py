@@ -46,10 +46,10 @@ def test_completion_offers_all_names_and_no_others() -> None:
     assert {"measure", "load", "select", "Error"} <= set(dir(collbench))
 
 
-@pytest.mark.parametrize("name", [name for name in collbench.__all__ if name != "Error"])
-def test_a_signature_shows_values_that_can_be_read(name: str) -> None:
-    signature = str(inspect.signature(getattr(collbench, name)))
-    assert not re.search(r"<|lambda|0x[0-9a-f]+", signature), signature
+def test_each_signature_shows_values_that_can_be_read() -> None:
+    for name in {*collbench.__all__} - {"Error"}:
+        signature = str(inspect.signature(getattr(collbench, name)))
+        assert not re.search(r"<|lambda|0x[0-9a-f]+", signature), signature
 
 
 # --- what objects print -----------------------------------------------------------------------------------------------

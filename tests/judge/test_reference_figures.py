@@ -87,9 +87,8 @@ def test_another_product_finds_none(name: str) -> None:
 WANTED = ("V100 SXM2", "A100 SXM", "H100 SXM", "H200", "B200", "PCIe gen 3", "PCIe gen 4", "PCIe, gen 4", "PCIe gen 5")
 
 
-@pytest.mark.parametrize("kind", WANTED)
-def test_each_kind_that_was_asked_for_has_figures(kind: str) -> None:
-    assert [figure for figure in FIGURES if kind in figure.machine]
+def test_each_kind_that_was_asked_for_has_figures() -> None:
+    assert [kind for kind in WANTED if not any(kind in figure.machine for figure in FIGURES)] == []
 
 
 # A document that somebody can open: a repository at a commit and a file in it, an issue, or a manual.
@@ -100,9 +99,9 @@ SOURCE = re.compile(
 )
 
 
-@pytest.mark.parametrize("source", sorted({one for figure in FIGURES for one in figure.source.split("; ")}))
-def test_every_source_can_be_opened(source: str) -> None:
-    assert SOURCE.fullmatch(source)
+def test_every_source_can_be_opened() -> None:
+    sources = {source for figure in FIGURES for source in figure.source.split("; ")}
+    assert [source for source in sources if not SOURCE.fullmatch(source)] == []
 
 
 def test_none_of_our_own_measurements_judges_our_own_machines() -> None:

@@ -73,11 +73,7 @@ def test_every_published_text_is_read(file: pathlib.Path) -> None:
     assert square(topology) == truth
     assert topology.gpus == tuple(rows_of(text_of(file)))
     assert all(truth[i][j] == truth[j][i] for i, j in combinations(range(len(truth)), 2))  # of the truth itself
-
-
-@pytest.mark.parametrize("file", [file for file in SEEN if "emptycpu" not in file.stem], ids=lambda file: file.stem)
-def test_every_affinity_is_read(file: pathlib.Path) -> None:
-    assert known_affinities(read_topology(file)) == affinities_of(text_of(file))
+    assert known_affinities(topology) == affinities_of(text_of(file)) or "emptycpu" in file.stem
 
 
 def wrapped(text: str, width: int) -> str:

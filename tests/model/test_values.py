@@ -6,7 +6,6 @@ import json
 import sys
 import unicodedata
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,11 +26,11 @@ def obeyed(text: str, but: str = "") -> set[str]:
     }
 
 
-@pytest.mark.parametrize("char", OBEYED, ids=lambda char: f"U+{ord(char):04X}")
-def test_control_characters_are_escaped(char: str) -> None:
-    shown = one_line(f"a{char}b")
-    assert shown.isprintable()
-    assert json.loads(f'"{shown}"') == f"a{char}b"
+def test_control_characters_are_escaped() -> None:
+    for char in OBEYED:
+        shown = one_line(f"a{char}b")
+        assert shown.isprintable(), f"U+{ord(char):04X}"
+        assert json.loads(f'"{shown}"') == f"a{char}b"
 
 
 @given(st.text(st.characters()))

@@ -10,6 +10,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from functools import reduce
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -228,30 +229,24 @@ def test_a_message_of_any_size_arrives_whole_and_each_of_its_bytes_counts(device
         target[at] ^= 1
 
 
-@pytest.mark.parametrize("reduction", _REDUCTIONS)
 @pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
-def test_what_a_healthy_nccl_delivers_is_right_in_every_order(device: Device, dtype: int, reduction: str) -> None:
-    name, index = tuple(_DTYPES)[dtype], _REDUCTIONS.index(reduction)
-    floating = list(_DTYPES.values())[dtype][1]
-    for world in _WORLDS:
+def test_what_a_healthy_nccl_delivers_is_right_in_every_order(device: Device, dtype: int) -> None:
+    name, floating = tuple(_DTYPES)[dtype], list(_DTYPES.values())[dtype][1]
+    for (index, reduction), world in product(enumerate(_REDUCTIONS), _WORLDS):
         sent = device.contributions(dtype, index, world)
         exact = _exact(sent, reduction, world, whole=not floating)
         if reduction != "avg" or not floating:
-            assert (_rounded(exact, name) == exact).all(), (world, "the type holds it")
+            assert (_rounded(exact, name) == exact).all(), (reduction, world, "the type holds it")
         for order, result in _delivered(sent, reduction, world, name).items():
             received = device.encoded(result, dtype)
-            assert (device.decoded(received, dtype) == result).all(), (world, order)
-            assert device.wrong(received, dtype, index, world) == 0, (world, order)
+            assert (device.decoded(received, dtype) == result).all(), (reduction, world, order)
+            assert device.wrong(received, dtype, index, world) == 0, (reduction, world, order)
 
 
-@pytest.mark.parametrize("reduction", _REDUCTIONS)
 @pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
-def test_a_result_without_any_one_rank_is_wrong_wherever_that_rank_counts(
-    device: Device, dtype: int, reduction: str
-) -> None:
-    name, index = tuple(_DTYPES)[dtype], _REDUCTIONS.index(reduction)
-    width, floating = list(_DTYPES.values())[dtype]
-    for world in _WORLDS[1:]:
+def test_a_result_without_any_one_rank_is_wrong_wherever_that_rank_counts(device: Device, dtype: int) -> None:
+    name, (width, floating) = tuple(_DTYPES)[dtype], list(_DTYPES.values())[dtype]
+    for (index, reduction), world in product(enumerate(_REDUCTIONS), _WORLDS[1:]):
         if reduction == "avg" and width == 1 and not floating and world > 127:
             continue  # every average of so many bytes is zero
         sent = device.contributions(dtype, index, world)
@@ -261,20 +256,20 @@ def test_a_result_without_any_one_rank_is_wrong_wherever_that_rank_counts(
             without = _exact(others, reduction, world, whole=not floating)
             counts = int((without != exact).sum())
             delivered = device.encoded(_rounded(without, name), dtype)
-            assert device.wrong(delivered, dtype, index, world) == counts, (world, rank)
-            assert counts > 0 or world > 16, (world, rank)
+            assert device.wrong(delivered, dtype, index, world) == counts, (reduction, world, rank)
+            assert counts > 0 or world > 16, (reduction, world, rank)
 
 
-@pytest.mark.parametrize("reduction", ["sum", "avg"])
 @pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
-def test_a_rank_that_counts_twice_is_wrong(device: Device, dtype: int, reduction: str) -> None:
-    name, index = tuple(_DTYPES)[dtype], _REDUCTIONS.index(reduction)
-    for world in range(2, 17):
+def test_a_rank_that_counts_twice_is_wrong(device: Device, dtype: int) -> None:
+    name = tuple(_DTYPES)[dtype]
+    for reduction, world in product(("sum", "avg"), range(2, 17)):
+        index = _REDUCTIONS.index(reduction)
         sent = device.contributions(dtype, index, world)
         for rank in range(world):
             twice = _exact([*sent, sent[rank]], reduction, world, whole=not list(_DTYPES.values())[dtype][1])
             received = device.encoded(_rounded(twice, name), dtype)
-            assert device.wrong(received, dtype, index, world) > 0, (world, rank)
+            assert device.wrong(received, dtype, index, world) > 0, (reduction, world, rank)
 
 
 @pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))

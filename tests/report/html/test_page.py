@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -182,9 +183,8 @@ def test_there_is_a_colour_for_every_shade() -> None:
     assert "".join(letter for letter, _, _ in SHADES) == "ABCDEFGHIJKLMNOPQRSTUVWXY"
 
 
-@pytest.mark.parametrize(("letter", "ground", "ink"), SHADES)
-def test_figures_can_be_read_on_every_shade(letter: str, ground: str, ink: str) -> None:
-    assert contrast(ground, ink) >= 4.5, letter  # WCAG 2.2, 1.4.3
+def test_figures_can_be_read_on_every_shade() -> None:
+    assert [letter for letter, ground, ink in SHADES if contrast(ground, ink) < 4.5] == []  # WCAG 2.2, 1.4.3
 
 
 def test_the_map_is_brighter_the_nearer_the_best() -> None:
@@ -200,8 +200,7 @@ COLOURS = {
 }
 
 
-@pytest.mark.parametrize("ground", ["paper", "surface", "raised"])
-@pytest.mark.parametrize("ink", ["ink", "soft", "accent", "good", "warn", "bad", "sim"])
-@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_text_can_be_read_in_both_themes(ink: str, ground: str, theme: int) -> None:
-    assert contrast(COLOURS[ink][theme], COLOURS[ground][theme]) >= 4.5
+def test_text_can_be_read_in_both_themes() -> None:
+    inks = ("ink", "soft", "accent", "good", "warn", "bad", "sim")
+    for ink, ground, theme in product(inks, ("paper", "surface", "raised"), (0, 1)):
+        assert contrast(COLOURS[ink][theme], COLOURS[ground][theme]) >= 4.5, (ink, ground, theme)
