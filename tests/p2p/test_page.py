@@ -52,7 +52,16 @@ def _denied(seen: Seen) -> PeerMap:
         (SLOW.map, ExitStatus.CONTRADICTION, "P2P works, but is slow on 2 of 2 links"),
         (_one_way(SLOW), ExitStatus.CONTRADICTION, "is slow on 1 of 2 links: GPU0→GPU1 is slower than through host"),
         (_one_way(HANGING), ExitStatus.UNTRUSTED, "P2P is broken on 1 of 2 links: GPU0→GPU1 hangs."),
-        (NOT_ENABLED.map, ExitStatus.CONTRADICTION, "are offered by the driver, which then refuses them"),
+        (
+            replace(SLOW.map, links=(HANGING.links[0], SLOW.links[1])),
+            ExitStatus.UNTRUSTED,
+            "P2P is broken on 1, slow on 1 of 2 links: GPU0→GPU1 hangs; GPU1→GPU0 is slower than through host",
+        ),
+        (
+            NOT_ENABLED.map,
+            ExitStatus.CONTRADICTION,
+            "P2P is refused on 2 of 2 links: GPU0→GPU1, GPU1→GPU0 are offered by the driver, which then refuses them",
+        ),
         (_denied(NO), ExitStatus.DONE, "No P2P: the driver offers it for no link (GNS: GPU not supported)."),
         (_denied(HEALTHY), ExitStatus.CONTRADICTION, "nvidia-smi topo -p2p differ for GPU0→GPU1, GPU1→GPU0."),
         (
@@ -106,7 +115,7 @@ def test_links_without_an_answer_on_a_busy_host_are_not_called_broken(others: st
         )
     peer_map = replace(HEALTHY.map, links=(silent, second))
     said = "GPU0→GPU1 gave no answer on a busy host."
-    broken = "P2P is broken on 1 of 2 links: GPU1→GPU0 hangs; "
+    broken = "P2P is broken on 1, not known on 1 of 2 links: GPU1→GPU0 hangs; "
     assert answer(peer_map) == (broken if known else "P2P is not known on 1 of 2 links: ") + said
     assert status(peer_map) is (ExitStatus.UNTRUSTED if known else ExitStatus.FAILED)
     assert unanswered(peer_map) is not known

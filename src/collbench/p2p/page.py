@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
@@ -251,13 +252,10 @@ def _answer(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
     )
     if bad:
         parts = [f"{_names(by_state[state], peer_map)} {verb(len(by_state[state]), *_SAYS[state])}" for state in bad]
-        known = [state for state in bad if state is not PeerState.UNKNOWN]
-        what = "is broken" if known else "is not known"
-        if known == [PeerState.SLOW]:
-            what = "works, but is slow"
-        return (
-            f"P2P {what} on {sum(len(by_state[state]) for state in known or bad)} of {count} links: {'; '.join(parts)}."
-        )
+        counts = Counter(word for state in bad for word in [_COUNTED_AS[state]] * len(by_state[state]))
+        what = ", ".join(f"{word} on {number}" for word, number in counts.items())
+        works = "works, but is" if bad == [PeerState.SLOW] else "is"
+        return f"P2P {works} {what} of {count} links: {'; '.join(parts)}."
     if PeerState.WORKS not in by_state:
         answers = (each.get(way) for link in peer_map.links for each in (link.nvml, link.tool) for way in "rw")
         statuses = dict.fromkeys(said for said in answers if said is not None and said.allows is False)
@@ -293,6 +291,12 @@ def _besides(peer_map: PeerMap) -> Iterator[tuple[str, str]]:
 
 
 _SLOWER = f"slower than through host memory by more than {fixed(STAGED_FASTER, 2)} times"
+_COUNTED_AS = {
+    **dict.fromkeys(filter(lambda state: state.is_broken, PeerState), "broken"),
+    PeerState.UNKNOWN: "not known",
+    PeerState.REFUSED: "refused",
+    PeerState.SLOW: "slow",
+}
 # What is said of one link, and of several.
 _SAYS = {
     PeerState.HANGS: ("hangs", "hang"),
