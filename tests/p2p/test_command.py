@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from collbench.model.errors import MachineError
 from collbench.runfile import run_file
-from collbench.sim.fabrics import Fault, FaultKind
+from collbench.sim.fabrics import Fault, FaultKind, load
 from tests.cli.program import Program
 from tests.cli.test_check import simulated
 from tests.judge.checked import h200
-from tests.sim.made import faulty_file
+from tests.sim.made import QUIET, fabric_text, faulty_file
 
 
 def test_the_page_says_what_p2p_does_and_what_is_worse_comes_first(program: Program) -> None:
@@ -41,6 +42,16 @@ def test_a_slot_without_its_lanes_is_named_though_copies_through_the_host_are_sl
     assert mapped.status == 3
     assert "P2P works, but is slow on 6 of 12 links: PCIe lanes are missing: GPU1 x1 of x16 (sim).\n" in mapped.out
     assert "\nfix       reseat the card and its riser" in mapped.out
+
+
+def test_a_check_calls_the_same_links_slow_as_the_map(program: Program) -> None:
+    four = load("pcie-4-two-bridges")
+    roots = (replace(four.host_bridges[0], peer_gbs=13.7),)  # host copies of 64M are 1.34 times as fast, of 16M 1.32
+    Path("root.json").write_text(fabric_text(replace(four, name="root", host_bridges=roots, noise=QUIET)), "utf-8")
+    machine = ("--backend", "sim", "--fabric", "root.json")
+    said = "P2P works, but is slow on 8 of 12 links: "
+    assert f"answer    {said}" in program("check", "--map-p2p", *machine).out
+    assert f"p2p       {said}" in program("check", *machine).out
 
 
 def test_verdicts_are_printed_where_p2p_cannot_be_examined(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

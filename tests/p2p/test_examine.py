@@ -183,7 +183,7 @@ def test_a_gpu_without_room_for_staged_copies_still_gets_its_answer_and_is_asked
 def test_a_nearly_full_gpu_gets_smaller_messages() -> None:
     machine = _Machine(2)
     machine.capacity = 3 * 2**20
-    assert {crossing.size_bytes for crossing in machine.examined()[0, 1].crossings} == {SIZES[0], 2**19}
+    assert {crossing.size_bytes for crossing in machine.examined()[0, 1].crossings} == {SIZES[0], 2**21}
 
 
 def test_a_full_gpu_fails_its_links() -> None:

@@ -49,7 +49,7 @@ def test_a_healthy_machine_works_on_every_link_and_has_no_cause(fakes: Fakes) ->
     assert {state for link in answer["links"] for state in link["nvml"].values()} == {"OK"}
     assert set(answer["links"][0]["nvml"]) == set("rwnap")
     assert len(_messages(answer, (0, 1))) == 8
-    rates = {one["by"]: one["gbs"] for one in answer["links"][0]["messages"] if one["size_bytes"] == 16 * _MIB}
+    rates = {one["by"]: one["gbs"] for one in answer["links"][0]["messages"] if one["size_bytes"] == 64 * _MIB}
     assert rates["copy_engine"] == pytest.approx(100, rel=0.01)
     assert rates["via_host"] == pytest.approx(10, rel=0.01)
 
@@ -63,9 +63,9 @@ def test_a_hang_costs_its_own_direction_alone(fakes: Fakes) -> None:
         ("kernel_write", 4096): "hangs",
         ("kernel_read", 4096): "hangs",
         ("copy_engine", 4096): "works",
-        ("copy_engine", _MIB): "works",
+        ("copy_engine", 4 * _MIB): "works",
         ("via_host", 4096): "works",
-        ("via_host", _MIB): "works",
+        ("via_host", 4 * _MIB): "works",
     }
     assert "GPU0→GPU1 hangs" in answer["answer"]
     assert answer["meanwhile"][0] == "export NCCL_P2P_DISABLE=1"
@@ -93,8 +93,8 @@ def test_a_refused_link_has_the_drivers_error(fakes: Fakes) -> None:
     assert done.code == 3
     refused = {link for link, state in _states(answer).items() if state != "works"}
     assert refused == {(0, 1), (1, 0)}, "the writes of one direction, and the reads of the other"
-    assert _messages(answer, (0, 1))["kernel_write", _MIB] == "refused"
-    assert _messages(answer, (0, 1))["kernel_read", _MIB] == "works"
+    assert _messages(answer, (0, 1))["kernel_write", 4 * _MIB] == "refused"
+    assert _messages(answer, (0, 1))["kernel_read", 4 * _MIB] == "works"
     assert "cuCtxEnablePeerAccess(GPU 0 for memory of GPU 1)" in next(
         one["why"] for one in answer["links"][0]["messages"] if one["state"] == "refused"
     )

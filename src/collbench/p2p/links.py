@@ -37,11 +37,11 @@ from collbench.p2p.peer_map import (
     PeerState,
 )
 
-# A message that a mailbox or a write buffer may hold, and one that shows the rate within some percent: 16 MiB take
-# 40 us over NVLink and 5 ms through host memory, so that 56 links take a few seconds.
-SIZES = (4 * 2**10, 16 * 2**20)
-# Each batch brings other data, and is verified.
-_ITERATIONS, _BATCHES = 4, 3
+# A message that a mailbox or a write buffer may hold, and one that shows the rate as a check's copies do, so that both
+# call the same links slow: 64 MiB take 160 us over NVLink and 20 ms through host memory, and 56 links a few seconds.
+SIZES = (4 * 2**10, 64 * 2**20)
+# Each batch brings other data, and is verified: several small messages, or one large.
+_SMALL_ONES, _BATCHES = 4, 3
 # So many links without an answer show that the host is too busy for the others, which would take as long.
 _MAX_UNKNOWN = 2
 # Without NVSwitch the driver enables at most so many peers of a GPU at a time.
@@ -193,14 +193,14 @@ def _placed(crossing: Crossing, link: Link) -> Crossing:
 def _sizes(backend: Backend) -> tuple[int, ...]:
     """Make room for the messages and return their sizes, smaller ones on a GPU that is nearly full. Raises StepFailed.
 
-    The backend is ready to send then. A batch's messages have room beside each other, so that each is compared.
+    The backend is ready to send then. Small messages have room beside each other, so that each is compared.
     """
-    room = backend.capacity_bytes() // _ITERATIONS
-    if room < SIZES[0]:
+    room = backend.capacity_bytes()
+    if room < SIZES[0] * _SMALL_ONES:
         detail = "too little free memory on the GPU for messages of 4K"
         raise StepFailed(failure=Failure(FailureKind.ERROR, Cause.NO_BUFFERS, detail=detail))
     sizes = (SIZES[0], min(SIZES[1], 1 << room.bit_length() - 1))
-    backend.reserve(sizes[-1] * _ITERATIONS)
+    backend.reserve(sizes[-1])
     return sizes
 
 
@@ -230,7 +230,7 @@ def _crossings(
 
 def _cross(backend: Backend, work: Work, size: int, members: Link) -> Crossing:
     """Send messages and return their rate, or what became of them."""
-    step = Step(work, (members,), size, _ITERATIONS, _BATCHES)
+    step = Step(work, (members,), size, _SMALL_ONES if size == SIZES[0] else 1, _BATCHES)
     try:
         timing = time_step(backend, step)
     except DataCorruption as error:
