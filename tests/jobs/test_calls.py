@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from collbench.jobs.calls import pauses_of, report, step_seconds
 from collbench.jobs.job import Ending, Group, Job, JobRank, Phase, Position, Sample
 from collbench.jobs.job_file import dumps, loads
-from collbench.jobs.page import headline, remarks
+from collbench.jobs.page import comparison, headline, remarks
 from collbench.judge.tails import after_others
 from tests.jobs.made import jobs, made_job, stepped, without_gpu_times
 
@@ -66,6 +66,18 @@ def test_how_late_a_rank_is_at_each_call_adds_up_to_what_the_others_wait() -> No
     assert [late.mean, late.waits] == pytest.approx([85e-6, 340e-6])
     assert "rank 1 arrives 85.0 µs later than the others (mean) at 4 calls of all ranks" in "".join(remarks(found))
     assert "the others wait 0.34 ms a step for it" in "".join(remarks(found))
+
+
+def test_a_rank_waits_as_long_in_the_comparison_with_a_run_as_in_its_own_line() -> None:
+    """Each call waits in every third step, so that its median wait is none, and every step has one that waits."""
+    sent = [("allreduce", 2**20), ("reducescatter", 2**20), ("allgather", 2**20)]
+    job = with_waits(made_job(sent), lambda rank, step: [0 if rank or step % 3 != place else 900 for place in range(3)])
+    found = report(job, alone=dict.fromkeys(range(3), 100e-6))
+    assert found is not None
+    assert "1.2 ms of 3 ms, 0.9 ms of it waiting" in headline(found)
+    compared = comparison(replace(found, compared_with=("run",)))
+    assert compared.startswith("rank 0's calls take 1.2 ms a step, alone 0.3 ms: 0.9 ms is waiting for other ranks, ")
+    assert compared.endswith("transfer takes as long as alone")
 
 
 def test_ranks_that_take_turns_to_wait_are_named_with_their_steps() -> None:

@@ -160,6 +160,7 @@ def test_exposed_communication_is_waiting_and_transfer() -> None:
     assert own is not None
     assert other is not None
     assert "exposed communication 0.02 ms (0.01 ms waiting, 0.01 ms transfer)" in exposed_text(own)
+    assert "of a step, exposed or hidden; rank 0: 0.03 ms of 0.1 ms, 0.02 ms of it waiting" in headline(own)
     for found, exposed, waiting in ((own, 20e-6, 10e-6), (other, 10e-6, 0.0)):
         (row,) = found.rows
         assert row.exposed == pytest.approx(exposed)

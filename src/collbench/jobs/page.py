@@ -175,7 +175,12 @@ def comparison(report: Report) -> str:
     kernel, transfer, alone = (
         sum(row.count * (getattr(row, name) or 0.0) for row in timed) for name in ("kernel", "transfer", "alone")
     )
-    of = f"rank {report.rank}'s" if len(timed) == len(report.rows) else f"{len(timed)} of {len(report.rows)} kinds of"
+    of = f"{len(timed)} of {len(report.rows)} kinds of"
+    if len(timed) == len(report.rows):
+        of, mine = f"rank {report.rank}'s", report.mine
+        apart = not any(position.together for position in report.phase.positions)
+        if apart and mine.kernels is not None and mine.waiting is not None:  # the figures of the other lines
+            kernel, transfer = mine.kernels, mine.kernels - mine.waiting
     each = " a step" if report.repeats else ""
     notes = ["sim"] * report.compared_simulated + ["with other NCCL variables"] * bool(report.other_variables)
     noted = f" ({', '.join(notes)})" if notes else ""
@@ -197,8 +202,8 @@ def headline(report: Report) -> str:
     what = "a step" if report.repeats else "this sequence of calls"
     clauses = []
     if mine.kernels is not None and mine.step is not None:
-        which = ", exposed or hidden" if Unknown.OVERLAP in report.job.unknown else ""
-        clauses.append(f"communication runs for {_over_ranks(shares(report), '{:.0%}'.format)} of {what}{which}")
+        share = _over_ranks(shares(report), "{:.0%}".format)
+        clauses.append(f"communication runs for {share} of {what}, exposed or hidden")
         clauses.append(f"rank {mine.rank}: {milli(mine.kernels)} of {milli(mine.step)}")
         if mine.waiting is not None:
             clauses[-1] += f", {milli(mine.waiting)} of it waiting"
