@@ -182,6 +182,7 @@ def test_a_gpu_may_be_called_as_nvidia_smi_or_a_shop_does(program: Program, call
         "RTX 2080",
         "GH200",
         "SXM5",
+        "RTX 5090 Laptop GPU",
     ],
 )
 def test_a_gpu_without_figures_is_one_line_with_those_that_have_some(program: Program, called: str) -> None:

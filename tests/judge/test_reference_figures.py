@@ -78,7 +78,17 @@ def test_a_product_name_finds_the_figures_of_its_kind_alone(name: str, kind: str
     assert all(re.search(rf"(^|[ ×]){re.escape(kind)}\b", machine) for machine in machines), machines
 
 
-@pytest.mark.parametrize("name", ["NVIDIA H200 NVL", "NVIDIA H100 PCIe", "NVIDIA A10", "NVIDIA L40S", "NVIDIA H800"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA H200 NVL",
+        "NVIDIA H100 PCIe",
+        "NVIDIA A10",
+        "NVIDIA L40S",
+        "NVIDIA H800",
+        "NVIDIA GeForce RTX 5090 Laptop GPU",
+    ],
+)
 def test_another_product_finds_none(name: str) -> None:
     assert [figure.machine for figure in FIGURES if figure.is_of(name)] == []
 

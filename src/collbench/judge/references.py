@@ -37,6 +37,7 @@ from collbench.runfile.codec import build
 _AROUND = 0.05
 
 
+_OF_LAPTOPS = re.compile(r"\b(?:laptop|mobile|max-q design)\b", re.IGNORECASE)
 _SHORT_NAME = re.compile(r"(?:\d+ × )?((?:RTX (?:PRO )?)?\w+(?: (?:Ti|SXM\d?|PCIe|NVL)\b)?)")
 
 
@@ -95,8 +96,8 @@ class Figure:
         return (min(after, gbs), max(after, gbs)) if size_bytes > self.sizes[1] else (gbs, gbs)
 
     def is_of(self, name: str) -> bool:
-        """Return whether it applies to GPUs with this product name."""
-        return re.search(self.gpus, name) is not None
+        """Return whether it applies to GPUs with this product name. A laptop's GPU of the same number is another."""
+        return re.search(self.gpus, name, re.IGNORECASE) is not None and not _OF_LAPTOPS.search(name)
 
     @property
     def gpu(self) -> str:
@@ -155,7 +156,7 @@ def _is_called(figure: Figure, words: frozenset[str]) -> bool:
 def named(figures: Iterable[Figure], name: str) -> list[Figure]:
     """Return the figures of GPUs that a person calls so: by nvidia-smi's name, else by the words of the product's."""
     every, words = list(figures), _words(name)
-    of_product = [figure for figure in every if re.search(figure.gpus, name, re.IGNORECASE)]
+    of_product = [figure for figure in every if figure.is_of(name)]
     return of_product or [figure for figure in every if _is_called(figure, words)]
 
 
