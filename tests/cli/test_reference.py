@@ -60,6 +60,9 @@ def test_one_machine_has_a_line_for_each_operation_and_number_of_gpus(program: P
         ("8 x A100", "allreduce", "8G", "225", "below what is required", 3),
         # One source of a collective over PCIe is only a guide.
         ("8 x RTX 5090", "allreduce", "1G", "3", "not judged", 1),
+        # Two RTX 2080 Ti may have a bridge: two NVLinks of 25 GB/s, and no figure is of them.
+        ("2 x RTX 2080 Ti", "allreduce", "1G", "40", "not judged", 1),
+        ("2 x RTX 2080 Ti", "allreduce", "1G", "55", "impossible", 3),
         # No figure: of the operation, of the number of GPUs.
         ("8 x H100", "gather", "1G", "311", "nothing to compare with; there are figures of allreduce", 1),
         ("2 x RTX 4090", "allreduce", "32M", "20", "nothing to compare with; there are figures of 4 GPUs", 1),

@@ -220,20 +220,34 @@ class Reference:
         return False
 
     @property
+    def slot_gbs(self) -> float | None:
+        """What a PCIe slot of such a machine carries, GB/s; None if its generation is not known."""
+        generation = re.search(r"gen (\d)", self.figure.machine)
+        slot = theory.pcie(int(generation[1]), 16) if generation else None
+        return slot.gbs if slot else None
+
+    @property
+    def may_have_a_bridge(self) -> bool:
+        """True if it is of GPUs joined by PCIe, and others of their name may be joined by NVLinks."""
+        links = self.figure.links
+        return bool(links) and not links.startswith("NV") and theory.may_have_nvlinks(self.figure.machine)
+
+    @property
     def ceiling(self) -> float | None:
         """The most that the links of such a machine carry, GB/s; None if that is not known (docs/method/verdicts.md 3).
 
-        It is never too low: where links of several kinds join the GPUs, it is what all of them carry together.
+        It is never too low: where links of several kinds join the GPUs, it is what all of them carry together, and GPUs
+        joined by PCIe may be asked about that have a bridge.
         """
         figure = self.figure
-        generation = re.search(r"gen (\d)", figure.machine)
-        slot = theory.pcie(int(generation[1]), 16) if generation else None
+        product = theory.product(figure.machine)
         kinds = {nvlink_count(label) for label in figure.links.split("|")}
-        if kinds <= {0}:
-            most = slot.gbs if slot else None
-        else:
-            share = max(kinds) / theory.product(figure.machine).nvlinks if len(kinds) == 1 else 1.0
-            most = share * theory.product(figure.machine).nvlink_gbs + (theory.FASTEST_SLOT_GBS if 0 in kinds else 0.0)
+        most = self.slot_gbs
+        if kinds != {0}:
+            share = max(kinds) / product.nvlinks if len(kinds) == 1 else 1.0
+            most = share * product.nvlink_gbs + (theory.FASTEST_SLOT_GBS if 0 in kinds else 0.0)
+        elif most is not None and self.may_have_a_bridge:
+            most = max(most, product.nvlink_gbs)
         if most is None:
             return None
         # The GPUs with 18 NVLinks are those whose switches reduce.

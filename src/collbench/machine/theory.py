@@ -57,6 +57,7 @@ class Product(NamedTuple):
 
 _PRODUCTS = {
     "TITAN RTX": Product(memory_gbs=672.0),
+    "RTX 2080 Ti": Product(2, 50.0),  # by a bridge
     "P100": Product(4, 80.0, 732.0),
     "V100-SXM2": Product(6, 150.0, 900.0),
     "V100": Product(6, 150.0, 1134.0),  # V100S
@@ -70,6 +71,7 @@ _PRODUCTS = {
     "B200": Product(18, 900.0, 8000.0),
     "B300": Product(18, 900.0, 8000.0),
 }
+_NO_NVLINKS = ("RTX 4090", "RTX 5090", "RTX PRO 6000")  # nor a bridge for any [NVIDIA's product pages]
 # GPUs whose host memory is behind NVLink-C2C: 900 GB/s both ways [NVIDIA's Grace Hopper and Grace Blackwell pages].
 _ON_GRACE, _C2C_GBS = ("GH200", "GB200", "GB300"), 450.0
 
@@ -123,6 +125,11 @@ def pcie(generation: int | None, width: int | None) -> Theory | None:
 def product(name: str) -> Product:
     """Return the most of any board of a GPU's product name."""
     return next((product for part, product in _PRODUCTS.items() if part in name), Product())
+
+
+def may_have_nvlinks(name: str) -> bool:
+    """Return whether GPUs of this product name may be joined by NVLinks, such as those of a bridge."""
+    return not any(part in name for part in _NO_NVLINKS)
 
 
 def slot(device: Device) -> Theory | None:

@@ -354,6 +354,8 @@ def _required(references: Sequence[Reference]) -> str:
 def _beside(reference: Reference, gbs: float) -> str:
     """Return where a rate stands beside the band of a guide."""
     low, high = reference.band
+    if reference.may_have_a_bridge and gbs > (reference.slot_gbs or math.inf):
+        return "more than PCIe carries: there is no figure of such GPUs with a bridge"
     if gbs < low:
         return f"{1 - gbs / low:.0%} below it"
     return "within it" if high is None or gbs <= high else f"{gbs / high - 1:.0%} above it"
