@@ -2,7 +2,7 @@
 #   PYTHON=python3.12   the interpreter that makes $(VENV), and that runs `make test-gpu` (default there: $(VENV)'s)
 #   VENV=.venv          where everything is installed
 #   PYTHONS='…'         further interpreters that `make wheel` builds for
-#   JOBS=4              how many tests run at a time: most wait for processes
+#   JOBS=8              how many tests run at a time: most wait for processes
 #   PART=1/3            makes `make test-gpu` run the first of three parts of tests/gpu
 #   ARGS='…'            goes to the command that is run: make pairs ARGS='--sizes 1M:1G', make test ARGS='-k sizes'
 
@@ -14,7 +14,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
-JOBS ?= 4
+JOBS ?= 8
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PINS := pyproject.toml setup.py constraints.txt
