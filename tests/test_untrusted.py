@@ -385,7 +385,7 @@ def test_a_mutated_file_is_read_or_refused(program: Program, tmp_path: Path, kin
     save_run(tmp_path / "run.json", gpus(4))
     (tmp_path / "job.json").write_bytes((DATA / "traces" / "moe-job.json").read_bytes())
     original = json.loads((tmp_path / f"{kind}.json").read_text(encoding="utf-8"))
-    for _ in range(25):
+    for _ in range(15):
         (tmp_path / "odd.json").write_text(json.dumps(mutated(chance, original)), encoding="utf-8")
         for command in (
             "show odd.json",

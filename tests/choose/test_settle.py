@@ -188,11 +188,10 @@ def test_the_gain_of_one_of_two_has_the_interval_of_a_single_comparison() -> Non
     assert choice.gain[2] / choice.gain[1] - 1 == pytest.approx(math.expm1(wide), rel=1e-2)
 
 
-@pytest.mark.parametrize("count", [3, 13])
-def test_the_fastest_of_equal_sets_gains_nothing_for_certain(count: int) -> None:
+def test_the_fastest_of_equal_sets_gains_nothing_for_certain() -> None:
     """The fastest of several is fast by chance, too: the interval of its gain allows for that."""
     draw = random.Random(1)
-    sets = list(combinations(range(8), 4))[:count]  # FIRST is the first
+    sets = list(combinations(range(8), 4))[:13]  # FIRST is the first
     certain = 0
     for _ in range(120):
         trials: dict[tuple[int, ...], list[float]] = {

@@ -78,7 +78,7 @@ def _alike(found: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> bool:
     ("name", "way"),
     [
         *product(scenarios.SCENARIOS, ["host"]),
-        *product(("accumulation, norm", "evaluation", "tp", "pipeline", "random lengths", "moe"), ["gpu"]),
+        *product(("accumulation, norm", "evaluation", "tp", "pipeline"), ["gpu"]),
         *product(("evaluation", "pipeline"), ["marks"]),
     ],
 )

@@ -156,7 +156,7 @@ def test_a_kill_at_any_moment_leaves_a_consistent_stream(tmp_path: Path) -> None
     evaluation = "".join(Made("allreduce", size).line() for size in (7, 8))
     script = f"{WORLD}clock\nrepeat 100000000\nrepeat 1500\n{lines}end\n{evaluation}end\n"
     period = [*(step * 1500), 7, 8]
-    for _ in range(12):
+    for _ in range(8):
         process = subprocess.Popen(
             [str(host()), str(PLUGIN), "5"],
             env={"COLLBENCH_RECORD_FOLDER": str(tmp_path)},

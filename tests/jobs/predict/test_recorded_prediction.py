@@ -146,7 +146,7 @@ def test_what_says_nothing_is_refused(job: Job, line: str) -> None:
         predict_job(job, links(50.0), links(100.0))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(jobs())
 def test_any_job_is_predicted_in_order_or_refused(job: Job) -> None:
     """Whatever it lacks, and whatever its times are: a band in order, or one line."""
