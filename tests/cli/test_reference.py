@@ -227,6 +227,8 @@ def test_json_has_what_is_normal_at_a_size_and_whether_a_rate_is(
         (["H100", "allreduce", "--busbw", "3"], "--busbw needs the message size"),
         (["8 x H100", "allreduce", "--size", "1G", "--busbw", "nan"], "--busbw 'nan' is no rate"),
         (["8 x H100", "allreduce", "--size", "1G", "--busbw", "480Gb/s"], "--busbw '480Gb/s' is no rate: write it in"),
+        (["8", "x", "H100", "allreduce"], "OPERATION='x' is unknown: write one of ce-write, "),
+        (["RTX", "4090"], "OPERATION='4090' is unknown: write one of ce-write, "),
         (["H200", "allreduce", "--size", "1G", "--busbw", "326"], "what is normal depends on the number of GPUs"),
         (["run.json"], "run.json is no GPU: a run is judged by 'collbench compare run.json --reference'"),
     ],
@@ -236,6 +238,7 @@ def test_half_a_question_is_refused(program: Program, arguments: list[str], mess
     result = program("reference", *arguments)
     assert (result.status, result.out) == (2, "")
     assert result.line.startswith(message)
+    assert result.line.endswith('; a GPU of several words takes quotes, as "8 x H100"') == ("OPERATION" in message)
 
 
 @pytest.mark.parametrize(

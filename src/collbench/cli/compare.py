@@ -159,13 +159,19 @@ def _parse_rate(text: str) -> float:
     return rate
 
 
-# The operation's name, also that of nccl-tests' program: "all_reduce_perf".
-_operation = options.parsed(lambda text: options.parse_operation(text.removesuffix("_perf"), "OPERATION"))
+def _parse_operation(text: str) -> Operation:
+    """Return an operation by its name, also that of nccl-tests' program: "all_reduce_perf". Raises UsageError."""
+    try:
+        return options.parse_operation(text.removesuffix("_perf"), "OPERATION")
+    except UsageError as error:
+        if not re.search(r"^x$|\d", text):
+            raise
+        raise UsageError(f'{error}; a GPU of several words takes quotes, as "8 x H100"') from None
 
 
 @click.command()
 @click.argument("machine", metavar="[GPU]", required=False)
-@click.argument("operation", metavar="[OPERATION]", required=False, callback=_operation)
+@click.argument("operation", metavar="[OPERATION]", required=False, callback=options.parsed(_parse_operation))
 @option("--size SIZE", "What is normal at this message size, as 1G.", parse_size)
 @option("--busbw GB/S", "Is this rate normal?", _parse_rate)
 @json_option("Print JSON instead of the table (docs/compare.md).")
