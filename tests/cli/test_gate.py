@@ -20,9 +20,9 @@ from tests.judge.checked import failed, h200, pcie
 from tests.sim.made import faulty_file
 
 
-def quick(program: Program, *faults: Fault, name: str = "hgx-h200") -> Result:
-    """Run `check --quick` on a simulated machine with these faults; the run is saved as run.json."""
-    return program("check", "--quick", *faulty_file(name, *faults), "--seed", "3", "-o", "run.json")
+def quick(program: Program, *faults: Fault) -> Result:
+    """Run `check --quick` on a simulated HGX with these faults; the run is saved as run.json."""
+    return program("check", "--quick", *faulty_file("hgx-h200", *faults), "--seed", "3", "-o", "run.json")
 
 
 def test_a_healthy_machine_passes_and_every_pair_was_isolated(program: Program) -> None:

@@ -16,8 +16,8 @@ LEAVES = leaves(16, 4)
 PODS = (*LEAVES, Switches(("pod0", "pod1"), (tuple(range(8)), tuple(range(8, 16)))))
 
 
-def behind(*members: int, ratio: float = 0.8) -> Rate:
-    return lambda a, b: 100.0 * (ratio if (a in members) != (b in members) else 1.0)
+def behind(*members: int) -> Rate:
+    return lambda a, b: 100.0 * (0.8 if (a in members) != (b in members) else 1.0)
 
 
 @pytest.mark.parametrize(

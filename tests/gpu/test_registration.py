@@ -16,7 +16,6 @@ NCCL = need_nccl()
 _OPERATIONS = tuple(_native.Collective.__members__)
 _KINDS = tuple(Registration)
 _BYTES = (8, 2**16, 2**21, 2**24)  # of float32, of the whole message
-_CTA_POLICY_ZERO = 2  # collectives by copy engine, from NCCL 2.28
 
 
 def _supported(kind: Registration) -> None:

@@ -22,8 +22,8 @@ WORLD = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": 4}
 PAIR = {"pg_name": "5", "pg_desc": "undefined", "ranks": [1, 3], "group_size": 2}
 
 
-def trace_of(*nodes: dict[str, Any], groups: Any = (WORLD, PAIR)) -> Trace:
-    return parse(io.BytesIO(observed(nodes, groups)), "et_1.json")
+def trace_of(*nodes: dict[str, Any]) -> Trace:
+    return parse(io.BytesIO(observed(nodes, (WORLD, PAIR))), "et_1.json")
 
 
 def test_a_real_trace_of_gloo_has_its_calls() -> None:

@@ -131,8 +131,8 @@ def entry(name: str, inputs: Any, outputs: Any, dtype: str = "Float", **more: An
     return {**named, **shapes, "time_created_ns": 10**18, **more}
 
 
-def dump(*entries: dict[str, Any], ranks: str = "[0, 1, 2, 3]") -> bytes:
-    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
+def dump(*entries: dict[str, Any]) -> bytes:
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}
     return pickle.dumps({"version": "2.10", "pg_config": groups, "entries": list(entries)})
 
 

@@ -26,9 +26,9 @@ MIB = 2**20
 SUM = Operation.ALLREDUCE
 
 
-def sums(sizes: dict[int, int], count: int = 4) -> list[Measurement]:
+def sums(sizes: dict[int, int]) -> list[Measurement]:
     """Return all-reduces at each size on that many of the pairs, the first ones."""
-    pairs = list(combinations(range(count), 2))
+    pairs = list(combinations(range(4), 2))
     return [measured(SUM, pair, 300.0, size) for size, some in sizes.items() for pair in pairs[:some]]
 
 
@@ -80,13 +80,12 @@ def curve(
     seconds: Callable[[int, int], float],
     sizes: Sequence[int] = SIZES,
     work: Work = COPY,
-    members: tuple[int, ...] = (0, 1),
     trials: int = 5,
 ) -> list[Measurement]:
     """Return a data point of each size, whose trials take `seconds(size, trial)`."""
     return [
         Measurement(
-            DataPoint(work.operation, members, size, work.variant),
+            DataPoint(work.operation, (0, 1), size, work.variant),
             [Sample((seconds(size, trial),) * 2, 1, concurrent=False) for trial in range(trials)],
         )
         for size in sizes

@@ -30,15 +30,11 @@ class Clock:
         self.now += 1.0
 
 
-def watch_of(
-    readings: Sequence[Sequence[Glance]], own_pids: Sequence[int] = (), clock: Clock | None = None
-) -> HealthWatch:
+def watch_of(readings: Sequence[Sequence[Glance]], own_pids: Sequence[int] = ()) -> HealthWatch:
     """Return a watch of as many GPUs as a reading has; it sees the next reading when a second has passed."""
     coming = iter(readings)
     count = len(readings[0])
-    return HealthWatch(
-        gpus(count), lambda: next(coming), Occupants([NOBODY] * count, lambda: own_pids), clock or Clock()
-    )
+    return HealthWatch(gpus(count), lambda: next(coming), Occupants([NOBODY] * count, lambda: own_pids), Clock())
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from tests.measurement.fakes import HURRIED, MIB, PATIENT, FakeBackend, empty, p
 from tests.measurement.test_sweep import swept
 
 
-def deviations(sigma: float, trials: int = 7) -> list[list[float]]:
-    return [noise.tolist() for noise in np.random.default_rng(1).normal(0.0, sigma, (28, trials))]
+def deviations(sigma: float) -> list[list[float]]:
+    return [noise.tolist() for noise in np.random.default_rng(1).normal(0.0, sigma, (28, 7))]
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import combinations, permutations
 from textwrap import dedent
 
 from rich.console import Console
 
 from collbench.model.operations import Operation
-from collbench.model.run import Path, Run
+from collbench.model.run import Run
 from collbench.model.units import WIDE
 from collbench.report.layout import Page, drawn
 from tests.builders import gpus, measured, run_of
@@ -57,7 +57,6 @@ def text(
 def pairs_run(
     count: int,
     rate: Callable[[int, int], float | Iterable[float]] = lambda _a, _b: 300.0,
-    links: Sequence[Path] | None = None,
     name: str = "NVIDIA H200",
 ) -> Run:
     """Return what `collbench pairs` measures with its defaults: four copies on links, two collectives on pairs."""
@@ -65,4 +64,4 @@ def pairs_run(
     pairs = list(combinations(range(count), 2))
     sums = [measured(Operation.ALLREDUCE, pair, rate(*pair)) for pair in pairs]
     casts = [measured(Operation.BROADCAST, pair, 310.0) for pair in pairs]
-    return run_of(gpus(count, name), copies + sums + casts, links)
+    return run_of(gpus(count, name), copies + sums + casts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -152,9 +152,3 @@ def _device(line: str) -> Device:
     assert match, line
     index = int(match[2])
     return Device(index, f"GPU-{index}", match[4], pci_bus_id=f"0000{match[3].upper()}.0")
-
-
-def without_in_place(run: Run) -> Run:
-    """Return the run as if nothing had been measured in place."""
-    kept = [measurement for measurement in run.measurements if measurement.point.variant is Variant.PLAIN]
-    return replace(run, measurements=kept)

@@ -44,13 +44,13 @@ def gpu(index: int, bridge: str) -> Gpu:
     return Gpu("NVIDIA Test", 2**34, f"00000000:{index + 1:02X}:00.0", bridge, SLOT, nvlink_line_mbps=25000)
 
 
-def tree(bridge_of_gpu: Sequence[str], bridges: Sequence[Bridge] = (), nodes: Sequence[int] = (0, 0, 1)) -> Fabric:
-    """Return a fabric with one GPU below each named bridge or root; root0, root1, … belong to these NUMA nodes."""
+def tree(bridge_of_gpu: Sequence[str], bridges: Sequence[Bridge] = ()) -> Fabric:
+    """Return a fabric with one GPU below each named bridge or root; root0 and root1 belong to one NUMA node."""
     return Fabric(
         name="made",
         source="a test",
         gpus=tuple(gpu(index, bridge) for index, bridge in enumerate(bridge_of_gpu)),
-        host_bridges=tuple(HostBridge(f"root{number}", node) for number, node in enumerate(nodes)),
+        host_bridges=tuple(HostBridge(f"root{number}", node) for number, node in enumerate((0, 0, 1))),
         bridges=tuple(bridges),
         sockets=Sockets(gbs=30.0, latency_us=1.0, memory_gbs=50.0),
         engines=ALL_OF_IT,
@@ -59,9 +59,9 @@ def tree(bridge_of_gpu: Sequence[str], bridges: Sequence[Bridge] = (), nodes: Se
     )
 
 
-def mesh(count: int, links: dict[tuple[int, int], int], gbs: float = 10.0) -> Fabric:
-    """Return GPUs of one root without peer access over PCIe, connected by NVLinks of `gbs` each."""
-    bundles = tuple(Bundle(pair, number, gbs) for pair, number in links.items())
+def mesh(count: int, links: dict[tuple[int, int], int]) -> Fabric:
+    """Return GPUs of one root without peer access over PCIe, connected by NVLinks of 10 GB/s each."""
+    bundles = tuple(Bundle(pair, number, 10.0) for pair, number in links.items())
     return replace(tree(["root0"] * count), bundles=bundles, pcie_peers=False)
 
 

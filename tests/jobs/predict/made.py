@@ -41,13 +41,11 @@ def links_of(*runs: Run) -> Links:
 
 
 @cache
-def simulated(fabric: str, *operations: Operation, together: bool = False, seed: int = 7) -> Run:
-    """Return a simulated run of collectives on every pair, or on all GPUs together; all-reduce where none is named."""
+def simulated(fabric: str, *operations: Operation) -> Run:
+    """Return a simulated run of collectives on every pair; all-reduce where none is named."""
     works = tuple(Work(operation) for operation in operations or (Operation.ALLREDUCE,))
-    request = replace(
-        ALL, backend="sim", sizes=SIZES, copies=(), collectives=works, pairs=not together, seed=seed, fabric=fabric
-    )
-    run = simulate(fabrics.load(fabric), request, seed)
+    request = replace(ALL, backend="sim", sizes=SIZES, copies=(), collectives=works, pairs=True, seed=7, fabric=fabric)
+    run = simulate(fabrics.load(fabric), request, 7)
     run.complete = True
     run.started = "2026-01-02T03:04:05Z"
     return run
