@@ -486,6 +486,15 @@ def test_only_what_is_missing_is_called_not_judged() -> None:
     )
 
 
+def test_a_run_of_fewer_gpus_lacks_those() -> None:
+    """The page once began "measure it again", which would have shown the same."""
+    base = pairs_at(SIZES)
+    kept = [found for found in base.measurements if max(found.point.members) < 6]
+    fewer = replace(run_of(gpus(6), kept), settings=base.settings)
+    said = text(page(compare(base, fewer, FAIL), ("a.json", "b.json")))
+    assert " data points of the base, missing in the new run: it lacks GPU6, GPU7\n" in said
+
+
 def test_a_run_that_was_asked_for_less_has_lost_nothing_and_says_what_both_have() -> None:
     found = compare(pairs_at(SIZES), pairs_at(SIZES[:2]), FAIL)
     assert (found.lost, found.status) == ((), ExitStatus.DONE)

@@ -154,7 +154,9 @@ def alarms(comparison: Comparison) -> Iterator[Text]:
     elif comparison.lost:
         lost = len(comparison.lost)
         points = f"{lost} of {amount(lost + len(comparison.changes), 'data point')} of the base"
-        yield not_judged(f"{points}, missing in the new run: measure it again")
+        lacking = comparison.match.only_base
+        why = f"it lacks {tags(lacking, comparison.base.devices)}" if lacking else "measure it again"
+        yield not_judged(f"{points}, missing in the new run: {why}")
     elif not comparison.new.complete:
         yield not_judged("the new run is incomplete: measure it again")
 
