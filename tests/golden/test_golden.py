@@ -67,8 +67,11 @@ def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture(scope="session")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of runs that are simulated when first named."""
-    return tmp_path_factory.mktemp("simulated")
+    """The folder of runs that are simulated when first named, by any process that pytest-xdist starts."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "simulated"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -183,13 +186,14 @@ def enter(words: list[str], folder: Path, program: Program, simulated: Path, mon
     """Make the folder, with all files that these words of a command name, and enter it; it has the saved runs, too."""
     for word in words:
         if word in SIMULATED and not (simulated / word).exists():
-            command = expanded(SIMULATED[word])
-            enter(command, simulated, program, simulated, monkeypatch)
+            command, own = expanded(SIMULATED[word]), simulated / f"by-{os.getpid()}"
+            enter(command, own, program, simulated, monkeypatch)
             program(*command, "-o", word)
             minute = [*SIMULATED].index(word)  # two runs would else differ by their start, or not
-            text = (simulated / word).read_text(encoding="utf-8")
+            text = (own / word).read_text(encoding="utf-8")
             fixed = re.sub(r'"started": "[^"]*"', f'"started": "2026-01-01T00:{minute:02}:00Z"', text, count=1)
-            (simulated / word).write_text(fixed, encoding="utf-8")
+            (own / word).write_text(fixed, encoding="utf-8")
+            (own / word).rename(simulated / word)  # complete: another process may read it
     (folder / "state").mkdir(parents=True, exist_ok=True)
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     monkeypatch.setenv("PATH", str(folder))  # no program of this machine
