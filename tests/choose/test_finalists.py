@@ -32,6 +32,15 @@ def machine(
     return wiring(gpus(n), paths, rates)
 
 
+def field(n: int, k: int, lo: Any, hi: Any, hops: Any = 0.0, tree: Any = 0.0) -> Candidates:
+    """Return all sets of k of n devices; each value is that of all of them, or one for each."""
+    sets = all_sets(n, k)
+    low, high, hop, trees = (
+        np.broadcast_to(np.asarray(value, dtype=float), len(sets)) for value in (lo, hi, hops, tree)
+    )
+    return Candidates(sets, low, high, hop, low, trees, high, heuristic=False)
+
+
 def picked(
     wired: Wiring,
     chosen: Members,
@@ -45,11 +54,8 @@ def picked(
     members = list(combinations(range(len(wired)), k))
     ends = [np.array([(given or {}).get(some, usual) for some in members]) for given in (lo, hi)]
     hop = np.array([(hops or {}).get(some, 0.0) for some in members])
-    field = Candidates(
-        all_sets(len(wired), k), ends[0], ends[1], hop, ends[0], np.zeros(len(members)), ends[1], heuristic=False
-    )
     with np.errstate(all="raise"):
-        found = finalists(wired, field, members.index(chosen), 0.02)
+        found = finalists(wired, field(len(wired), k, ends[0], ends[1], hop), members.index(chosen), 0.02)
     assert [some.members for some in found if some.default] == [tuple(range(k))]
     return [some.members for some in found]
 
@@ -122,12 +128,9 @@ def more(
 ) -> list[Members]:
     """Return the further sets of two of six devices, of which most reach at least `lo` and at most 100 GB/s."""
     members = list(combinations(range(6), 2))
-    ends = np.full(len(members), lo), np.array([hi.get(some, 100.0) for some in members])
-    field = Candidates(
-        all_sets(6, 2), *ends, np.full(len(members), hops), ends[0], np.zeros(len(members)), ends[1], heuristic=False
-    )
+    most = [hi.get(some, 100.0) for some in members]
     wired = machine(hosts=((0, 1, 2), (3, 4, 5)))
-    return [some.members for some in further(wired, field, measured, 0.02, share)]
+    return [some.members for some in further(wired, field(6, 2, lo, most, hops), measured, 0.02, share)]
 
 
 def test_a_set_whose_bound_is_above_all_that_was_measured_is_measured_too() -> None:
@@ -157,27 +160,23 @@ def test_what_a_crowded_set_keeps_over_pcie_says_nothing_about_a_less_crowded_on
     In whatever order three are, they have one ring.
     """
     wired = machine(hosts=((0, 2, 4), (1, 3, 5)), within=within)
-    sets = all_sets(6, 3)
-    ends = np.full(len(sets), 30.0), np.full(len(sets), 100.0)
-    field = Candidates(sets, *ends, np.full(len(sets), 3.0), ends[0], np.zeros(len(sets)), ends[1], heuristic=False)
-    found = [some.members for some in further(wired, field, {(0, 2, 4): 50.0}, 0.02, 1.0)]
+    alike = field(6, 3, 30.0, 100.0, 3.0)
+    found = [some.members for some in further(wired, alike, {(0, 2, 4): 50.0}, 0.02, 1.0)]
     assert found == [(0, 1, 2)]
-    assert further(wired, field, {(0, 2, 4): 50.0, (0, 1, 2): 60.0}, 0.02, 1.0) == ()
+    assert further(wired, alike, {(0, 2, 4): 50.0, (0, 1, 2): 60.0}, 0.02, 1.0) == ()
 
 
 @pytest.mark.parametrize(("reached", "expected"), [(20.0, 0), (70.0, 1)])
 def test_one_set_with_a_tree_shows_whether_nccl_runs_trees(reached: float, expected: int) -> None:
     """Bands promise 40 GB/s over PCIe, trees 80 and 75: what the first one reaches shows what the second one does."""
-    sets, alike = list(combinations(range(6), 3)), np.ones(20)
-    trees = {(0, 1, 2): 80.0, (3, 4, 5): 75.0}
-    tree = np.array([trees.get(some, 0.0) for some in sets])
-    field = Candidates(all_sets(6, 3), 20 * alike, 40 * alike, 3 * alike, 20 * alike, tree, 40 * alike, heuristic=False)
+    sets, trees = list(combinations(range(6), 3)), {(0, 1, 2): 80.0, (3, 4, 5): 75.0}
+    alike = field(6, 3, 20.0, 40.0, 3.0, [trees.get(some, 0.0) for some in sets])
     wired = machine(hosts=((0, 1, 2), (3, 4, 5)))
     with np.errstate(all="raise"):
-        assert (0, 1, 2) in [some.members for some in finalists(wired, field, sets.index((0, 1, 3)), 0.02)]
-        found = further(wired, field, {(0, 1, 3): 39.5, (0, 1, 2): reached}, 0.02, 1.0)
+        assert (0, 1, 2) in [some.members for some in finalists(wired, alike, sets.index((0, 1, 3)), 0.02)]
+        found = further(wired, alike, {(0, 1, 3): 39.5, (0, 1, 2): reached}, 0.02, 1.0)
     assert [some.members for some in found] == []
-    found = further(wired, field, {(0, 1, 3): 39.5, (3, 4, 5): reached}, 0.02, 1.0)
+    found = further(wired, alike, {(0, 1, 3): 39.5, (3, 4, 5): reached}, 0.02, 1.0)
     assert [some.members for some in found] == [(0, 1, 2)] * expected
 
 
@@ -190,11 +189,10 @@ def left_out(slow: float, n: int = 6, k: int = 5, reached: float = 50.0) -> list
 
     Three pairs have `slow` GB/s, the others with their label 40, and none of the sets is without a slow one.
     """
-    wired, sets = machine(n, slow=dict.fromkeys([(0, 5), (1, 4), (2, 3)], slow)), all_sets(n, k)
-    alike = np.ones(len(sets))
-    field = Candidates(sets, 30 * alike, 100 * alike, k * alike, 30 * alike, 0 * alike, 100 * alike, heuristic=False)
+    wired = machine(n, slow=dict.fromkeys([(0, 5), (1, 4), (2, 3)], slow))
     alike_in_pairs = [tuple(range(k)), (0, 1, *range(n - k + 2, n))]
-    return [some.members for some in further(wired, field, dict.fromkeys(alike_in_pairs, reached), 0.02, 1.0)]
+    alike = field(n, k, 30.0, 100.0, k)
+    return [some.members for some in further(wired, alike, dict.fromkeys(alike_in_pairs, reached), 0.02, 1.0)]
 
 
 def test_what_nccls_ring_crosses_in_some_sets_it_may_avoid_in_others_that_look_alike() -> None:
@@ -213,13 +211,16 @@ def test_no_set_is_measured_for_the_order_of_its_ring_if(title: str, given: dict
     assert left_out(**given) == []
 
 
+def threes(ends: Mapping[Any, tuple[float, float]]) -> Candidates:
+    """Return all sets of three of six devices with these ends of their bands; others reach 10 GB/s."""
+    bands = [ends.get(some, (10.0, 10.0)) for some in combinations(range(6), 3)]
+    return field(6, 3, *zip(*bands, strict=True))
+
+
 def test_a_set_with_fewer_rings_than_links_allow_says_nothing_about_one_with_a_slow_link() -> None:
     """Two of three rings fit on the first set, all that were promised on the second; the third may avoid its link."""
-    sets, alike = list(combinations(range(6), 3)), np.ones(20)
     ends = {(0, 1, 2): (40.0, 60.0), (3, 4, 5): (40.0, 40.0), (0, 1, 3): (20.0, 58.0)}
-    lo, hi = (np.array([ends.get(some, (10.0, 10.0))[end] for some in sets]) for end in (0, 1))
-    field = Candidates(all_sets(6, 3), lo, hi, 0 * alike, lo, 0 * alike, hi, heuristic=False)
-    found = further(machine(slow={(0, 3): 10.0}), field, {(0, 1, 2): 39.5, (3, 4, 5): 39.0}, 0.02, 1.0)
+    found = further(machine(slow={(0, 3): 10.0}), threes(ends), {(0, 1, 2): 39.5, (3, 4, 5): 39.0}, 0.02, 1.0)
     assert [some.members for some in found] == [(0, 1, 3)]
 
 
@@ -228,20 +229,14 @@ def test_more_than_two_gpus_may_reach_a_quarter_more_of_their_nvlinks_than_pairs
     most: float, expected: list[Members]
 ) -> None:
     """Nobody knows what the measured wide band shows; the other was predicted to reach less."""
-    sets, alike = list(combinations(range(6), 3)), np.ones(20)
-    ends = {(0, 1, 2): (30.0, 60.0), (3, 4, 5): (20.0, most)}
-    lo, hi = (np.array([ends.get(some, (10.0, 10.0))[end] for some in sets]) for end in (0, 1))
-    field = Candidates(all_sets(6, 3), lo, hi, 0 * alike, lo, 0 * alike, hi, heuristic=False)
-    wired = machine(slow={(3, 5): 10.0})
-    assert [some.members for some in further(wired, field, {(0, 1, 2): 42.3}, 0.02, 1.0)] == expected
+    wired, ends = machine(slow={(3, 5): 10.0}), {(0, 1, 2): (30.0, 60.0), (3, 4, 5): (20.0, most)}
+    assert [some.members for some in further(wired, threes(ends), {(0, 1, 2): 42.3}, 0.02, 1.0)] == expected
 
 
 def test_of_sets_that_nccl_cannot_tell_apart_one_is_measured() -> None:
     """Two by two on three host bridges, in the order of bus ids: a ring of four is known for each order of bridges."""
-    wired, sets = machine(hosts=((0, 1), (2, 3), (4, 5))), all_sets(6, 4)
-    alike = np.ones(len(sets))
-    field = Candidates(sets, 30 * alike, 100 * alike, 4 * alike, 30 * alike, 0 * alike, 100 * alike, heuristic=False)
-    found = [some.members for some in further(wired, field, {(0, 1, 2, 3): 50.0}, 0.02, 1.0)]
+    wired, alike = machine(hosts=((0, 1), (2, 3), (4, 5))), field(6, 4, 30.0, 100.0, 4.0)
+    found = [some.members for some in further(wired, alike, {(0, 1, 2, 3): 50.0}, 0.02, 1.0)]
     orders = [[some[place] // 2 == some[place + 1] // 2 for place in range(3)] for some in found]
     assert sorted(orders) == [[False, False, True], [False, True, False], [True, False, False]]
 
@@ -260,8 +255,6 @@ def test_a_set_of_fewest_hops_through_the_host_is_not_judged_by_one_other(
 ) -> None:
     """GPU1 may be slow in one direction, which a pair whose directions share a slower host bridge does not show."""
     wired, sets = machine(8, hosts=((0, 1), (2, 3), (4, 5), (6, 7))), list(combinations(range(8), 4))
-    alike = np.ones(len(sets))
-    hops = np.array([len({member // 2 for member in some}) for some in sets], dtype=float)
-    hi = np.array([18.0 + some[0] / 100 for some in sets])
-    field = Candidates(all_sets(8, 4), 10 * alike, hi, hops, 10 * alike, 0 * alike, hi, heuristic=False)
-    assert [some.members for some in further(wired, field, measured, 0.02, 1.0)] == expected, title
+    hops = [len({member // 2 for member in some}) for some in sets]
+    found = field(8, 4, 10.0, [18.0 + some[0] / 100 for some in sets], hops)
+    assert [some.members for some in further(wired, found, measured, 0.02, 1.0)] == expected, title

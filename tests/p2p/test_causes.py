@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path as File
@@ -67,6 +67,21 @@ def _machine(name: str = "NVIDIA RTX A6000") -> MachineFacts:
         return replace(one, device=replace(one.device, memory_bytes=48 * GIB, pcie_generation=5, pcie_width=16))
 
     return machine((pcie(0), pcie(1)), driver={"on_the_bus": 2, "virtualization": "none"})
+
+
+def _cards(count: int, **more: Any) -> tuple[GpuState, ...]:
+    """Return as many of the machine's cards, which differ in their index alone; each has these facts, too."""
+    one = _machine().driver.gpus[0]
+    return tuple(replace(one, device=replace(one.device, index=at), **more) for at in range(count))
+
+
+def _found(
+    cards: tuple[GpuState, ...], links: tuple[PeerLink, ...], label_of: Mapping[tuple[int, int], str], **host: Any
+) -> tuple[PeerCause, ...]:
+    """Return the causes of what the links of these cards show; `label_of` has the label of each link."""
+    paths = tuple(Path(end, label) for end, label in label_of.items() if end[0] < end[1])
+    facts = machine(cards, host=host, driver={"virtualization": "none"})
+    return causes(PeerMap("cuda", "node7", tuple(one.device for one in cards), links, paths), facts)
 
 
 def _both(crossing: Crossing | None = None, **more: Any) -> Seen:
@@ -202,16 +217,10 @@ def test_a_healthy_machine_has_no_cause_whatever_its_facts() -> None:
 
 def test_a_fact_that_is_also_on_sound_links_comes_after_one_that_is_not() -> None:
     """The IOMMU translates for all four GPUs, and only links between two sockets are slow."""
-    four = tuple(
-        replace(one, device=replace(one.device, index=at)) for at in range(4) for one in [_machine().driver.gpus[0]]
-    )
-    facts = machine(four, host={"slots": {at: Slot("DMA-FQ") for at in range(4)}}, driver={"virtualization": "none"})
     far = Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0)
-    ends = list(permutations(range(4), 2))
-    crosses = {end: end[0] // 2 != end[1] // 2 for end in ends}
-    links = tuple(peer_link(end, far if crosses[end] else None) for end in ends)
-    paths = tuple(Path(end, "SYS" if crosses[end] else "PIX") for end in ends if end[0] < end[1])
-    found = causes(PeerMap("cuda", "node7", tuple(one.device for one in four), links, paths), facts)
+    label_of = {end: "SYS" if end[0] // 2 != end[1] // 2 else "PIX" for end in permutations(range(4), 2)}
+    links = tuple(peer_link(end, far if label == "SYS" else None) for end, label in label_of.items())
+    found = _found(_cards(4), links, label_of, slots={at: Slot("DMA-FQ") for at in range(4)})
     assert [cause.name for cause in found] == ["CPU sockets", "IOMMU"]
 
 
@@ -235,18 +244,13 @@ def test_no_level_is_proposed_that_leaves_p2p_on_where_it_is_slow(
 
 def _in_pairs(labels: tuple[str, str], slow: set[str], unused: Collection[str] = ()) -> tuple[PeerCause, ...]:
     """Return the causes of slow links of four GPUs, by label; those `unused` are sound, and NCCL takes another way."""
-    four = tuple(
-        replace(one, device=replace(one.device, index=at)) for at in range(4) for one in [_machine().driver.gpus[0]]
-    )
     label_of = {end: labels[end[0] // 2 != end[1] // 2] for end in permutations(range(4), 2)}
     far = Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0)
     links = tuple(
         peer_link(end, far if label in slow else None, "SHM/direct/direct" if label in unused else "P2P/CUMEM")
         for end, label in label_of.items()
     )
-    paths = tuple(Path(end, label) for end, label in label_of.items() if end[0] < end[1])
-    facts = machine(four, driver={"virtualization": "none"})
-    return causes(PeerMap("cuda", "node7", tuple(one.device for one in four), links, paths), facts)
+    return _found(_cards(4), links, label_of)
 
 
 def test_nccl_is_not_told_to_use_p2p_everywhere_where_some_links_are_slow() -> None:
@@ -314,16 +318,7 @@ def test_a_less_sure_cause_of_what_is_wrong_comes_before_a_sure_one_of_what_is_n
     chipset = {"r": PeerStatus.CNS, "w": PeerStatus.CNS}
     none = Crossing(BY_PEER_ACCESS[0], SIZE, refusal=NO_PEERS)
     links = tuple(peer_link(end, HANG) if end in hangs else peer_link(end, none, nvml=chipset) for end in ends)
-    three = tuple(
-        replace(one, bar1_bytes=2**28, device=replace(one.device, index=at))
-        for at in range(3)
-        for one in [_machine().driver.gpus[0]]
-    )
-    paths = tuple(Path(end, "PHB") for end in ends if end[0] < end[1])
-    found = causes(
-        PeerMap("cuda", "node7", tuple(one.device for one in three), links, paths),
-        machine(three, driver={"virtualization": "none"}),
-    )
+    found = _found(_cards(3, bar1_bytes=2**28), links, dict.fromkeys(ends, "PHB"))
     assert [cause.name for cause in found] == ["BAR1", "chipset"]
     assert [cause.certainty for cause in found] == [Certainty.POSSIBLE, Certainty.SHOWN]
 
@@ -331,14 +326,9 @@ def test_a_less_sure_cause_of_what_is_wrong_comes_before_a_sure_one_of_what_is_n
 def test_links_that_differ_in_the_parts_alone_have_one_cause_and_one_command() -> None:
     """Below a bridge of its own each, which redirects: three pairs, six links, three bridges."""
     ends = list(permutations(range(3), 2))
-    three = tuple(
-        replace(one, device=replace(one.device, index=at)) for at in range(3) for one in [_machine().driver.gpus[0]]
-    )
     slots = {at: Slot(redirecting=(f"0000:0{at}:01.0",)) for at in range(3)}
-    facts = machine(three, host={"slots": slots}, driver={"virtualization": "none"})
-    paths = tuple(Path(end, "PXB") for end in ends if end[0] < end[1])
     links = tuple(peer_link(end, HANG) for end in ends)
-    (cause,) = causes(PeerMap("cuda", "node7", tuple(one.device for one in three), links, paths), facts)
+    (cause,) = _found(_cards(3), links, dict.fromkeys(ends, "PXB"), slots=slots)
     assert set(cause.links) == set(ends)
     assert cause.command.split("; ") == [f"sudo setpci -s 0000:0{at}:01.0 ECAP_ACS+0x6.w=0000" for at in range(3)]
 
