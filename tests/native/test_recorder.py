@@ -92,7 +92,7 @@ def test_the_job_has_the_calls_that_were_made(groups: list[list[Made]], abi: int
     assert job.groups[0].size == 4
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=40),
     st.lists(st.tuples(st.integers(1, 900), st.lists(st.integers(0, 5), max_size=9)), min_size=1, max_size=12),

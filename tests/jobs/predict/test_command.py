@@ -101,15 +101,12 @@ def test_a_run_of_another_model_says_so_first(program: Program, saved: Path) -> 
     assert (fields["recorded_gpus"], fields["gpus"]) == ([model] * 2, ["NVIDIA H100"] * 2)
 
 
-def test_figures_that_stand_for_both_links_are_no_prediction(program: Program, saved: Path) -> None:
-    """On its own pair, of the same run, nothing can change, whatever links the job had."""
+def test_a_job_on_its_own_links_does_not_change(program: Program, saved: Path) -> None:
+    """Figures that stand for both links are no prediction, whatever links the job had."""
     page = " ".join(program("predict", "job.json", "run.json").out.split())
     assert page.startswith("if the job ran on GPU0, GPU1 of ")
     why = "because the same measurements describe the job's links and these"
     assert f"(no --recorded-links): nothing changes, {why}" in page
-
-
-def test_a_job_on_its_own_links_does_not_change(program: Program, saved: Path) -> None:
     for more in ((), ("--recorded-links", "run.json")):
         answer = json.loads(program("predict", "job.json", "run.json", *more, "--json").out)
         assert answer["longer_seconds"] == pytest.approx([0, 0, 0], abs=1e-12)
