@@ -235,7 +235,7 @@ def test_a_collective_is_not_held_to_what_a_path_allows(name: str) -> None:
 
 
 def test_a_whole_page_says_how_often_healthy_machines_are_accused_as_the_method_does() -> None:
-    said = re.search(r"errs +(.*) simulated machines without a fault was accused", page(h200()))
+    said = re.search(r"errs +(.*) simulated machines without a fault were accused", page(h200()))
     method = (Path(__file__).parents[2] / "docs/method/verdicts.md").read_text().partition("**Error rate**")[2]
     assert said is not None
-    assert f"{said[1]} healthy machines is accused" in " ".join(method.split())
+    assert f"{said[1]} healthy machines are accused" in " ".join(method.split())

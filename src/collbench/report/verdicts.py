@@ -34,7 +34,7 @@ _NOTHING = (
 )
 _MAX_NAMES = 4  # of pairs
 # Depending on the noise of their trials (docs/method/verdicts.md 6).
-_FALSE = "one of 25,206 simulated machines without a fault was accused"
+_FALSE = "3 of 15,602 simulated machines without a fault were accused"
 # On the short page: faults with cause and command, and further faults by name.
 _MAX_EXPLAINED, _MAX_NAMED = 3, 8
 
