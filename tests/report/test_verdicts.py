@@ -40,6 +40,16 @@ def test_what_agrees_is_all_but_the_slow_pairs(title: str, slowed: list[tuple[in
     assert f"agree     {healthy} of 6 pairs: " in page(run), title
 
 
+def test_a_slow_bridge_of_a_gpu_whose_other_paths_are_slow_may_be_slow_by_that_gpu() -> None:
+    slow = (Fault(FaultKind.SLOW_GPU, (1,), factor=0.5),)
+    asked = replace(ALL, backend="sim", sizes=(2**26, 2**30), command=("pairs",), isolated=True)
+    printed = page(simulate(replace(fabrics.load("nvlink-pairs-2x2"), faults=slow), asked, 3), 200)
+    of_pair, of_gpu = re.findall(r"  cause +(.*)", printed)[:2]
+    assert of_pair.endswith("; or what slows all PCIe paths of GPU1, too")
+    assert "GPU1" in of_gpu
+    assert "too" not in of_gpu
+
+
 @pytest.mark.parametrize("busy", [(3,), (1, 3, 5, 7)])
 def test_no_pair_of_a_busy_gpu_agrees(busy: tuple[int, ...]) -> None:
     loads = tuple(Fault(FaultKind.FOREIGN_LOAD, (gpu,), factor=0.9) for gpu in busy)

@@ -215,7 +215,16 @@ def explained(found: Sequence[Verdict]) -> list[Verdict]:
         # What shows the same part on more links says better where it is.
         widest = max([strong, *(weak for weak in covered if _same_part(strong, weak))], key=lambda one: len(one.links))
         standing.append(replace(found_here, place=widest.place, members=widest.members))
-    return standing
+    return [_or_by_its_gpu(verdict, standing) for verdict in standing]
+
+
+def _or_by_its_gpu(verdict: Verdict, standing: Iterable[Verdict]) -> Verdict:
+    """Return a verdict on one pair with what slows the other links of one of its GPUs, which may slow this one, too."""
+    cause, slow = verdict.cause, (one for one in standing if one.cause.name == GPU and not one.cause.seen)
+    gpu = next((one for one in slow if {*one.members} < {*verdict.members} and one.place), None)
+    if gpu is None or verdict.kind not in _SLOWED or cause.seen or len(verdict.pairs) != 1:
+        return verdict
+    return replace(verdict, cause=replace(cause, text=f"{cause.text}; or what slows {gpu.place}, too"))
 
 
 def _with_other_links(strong: Verdict, covered: Iterable[Verdict]) -> Verdict:
