@@ -50,6 +50,25 @@ def test_a_slow_bridge_of_a_gpu_whose_other_paths_are_slow_may_be_slow_by_that_g
     assert "too" not in of_gpu
 
 
+@pytest.mark.parametrize(
+    ("down", "slow", "found"),
+    [
+        ({2: 4, 6: 2}, (), ["LINKCOUNT_MISMATCH  GPU2 (NV14)", "LINKCOUNT_MISMATCH  GPU6 (NV16)"]),
+        ({2: 2, 6: 4}, (), ["LINKCOUNT_MISMATCH  GPU6 (NV14)", "LINKCOUNT_MISMATCH  GPU2 (NV16)"]),
+        ({2: 4}, (2,), ["LINKCOUNT_MISMATCH  GPU2 (NV14)", "NV_DEGRADED  GPU2 (NV14)"]),
+    ],
+)
+def test_links_with_a_label_of_their_own_blame_the_one_gpu_of_them_all(
+    down: dict[int, int], slow: tuple[int, ...], found: list[str]
+) -> None:
+    """Between two GPUs that lost links the label has what is left of the worse one's."""
+    lost = tuple(Fault(FaultKind.LINKS_DOWN, (gpu,), links=count) for gpu, count in down.items())
+    slower = tuple(Fault(FaultKind.SLOW_GPU, (gpu,), factor=0.6) for gpu in slow)
+    asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",))
+    printed = page(simulate(replace(fabrics.load("hgx-h200"), faults=lost + slower), asked, 1))
+    assert re.findall(r"^(?!LABELS_DIFFER)[A-Z_]+  GPU.*", printed, re.MULTILINE) == found
+
+
 @pytest.mark.parametrize("busy", [(3,), (1, 3, 5, 7)])
 def test_no_pair_of_a_busy_gpu_agrees(busy: tuple[int, ...]) -> None:
     loads = tuple(Fault(FaultKind.FOREIGN_LOAD, (gpu,), factor=0.9) for gpu in busy)

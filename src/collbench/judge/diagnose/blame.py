@@ -171,7 +171,7 @@ def blames(
     for over_nvlink in (True, False):
         ours = frozenset(link for link in slow if facts.over_nvlink(link) is over_nvlink)
         alike = frozenset(link for link in judged if facts.over_nvlink(link) is over_nvlink)
-        if ours and ours == alike and len(both_ways(ours)) > 2:
+        if ours and ours == alike and len(both_ways(ours)) > 2 and not _of_one_gpu(facts, ours):
             groups.append(together(facts, ours, everything=True))
             continue
         alone = frozenset[Link]()  # slow by what no other pair crosses
@@ -193,6 +193,16 @@ def blames(
                     ours -= crossing
         groups += _grouped(facts, ours | alone, alike)
     return tuple(groups)
+
+
+def _of_one_gpu(facts: Facts, links: frozenset[Link]) -> bool:
+    """Return whether these links have one GPU in common, and others of the machine's NVLinks, or PCIe paths, do not.
+
+    So they are all that were judged because they have a label or a limit of their own.
+    """
+    common = frozenset.intersection(*map(frozenset, links))
+    alike = (path for path in facts.run.paths if facts.over_nvlink(path.devices) is facts.over_nvlink(min(links)))
+    return len(common) == 1 and any(common.isdisjoint(path.devices) for path in alike)
 
 
 def on_element(facts: Facts, element: Element, links: frozenset[Link]) -> Blame:

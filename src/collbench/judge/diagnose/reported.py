@@ -35,11 +35,15 @@ _Report = tuple[str, str]  # what is reported of a path, and its label
 def _merged(
     facts: Facts, kind: Kind, cause: Callable[[tuple[int, ...]], Cause], ask: Callable[[Path], _Report | None]
 ) -> Iterator[Verdict]:
-    """Yield a verdict for each different report, over all pairs that share it; a whole row blames its GPU."""
+    """Yield a verdict for each different report, over all pairs that share it; a whole row blames its GPU.
+
+    What has a GPU to blame counts in no other row.
+    """
     pairs_of = grouped((report, path.devices) for path in facts.run.paths if (report := ask(path)) is not None)
     every = both_ways(path.devices for path in facts.run.paths)
-    for (text, _), pairs in pairs_of.items():
+    for (text, _), pairs in sorted(pairs_of.items(), key=lambda report: -len(report[1])):
         for blame in blames(facts, both_ways(pairs), every):
+            every -= blame.links if blame.gpu is not None else frozenset()
             limits = {facts.paths[frozenset(link)].theory_gbs for link in blame.links}
             theory_gbs = limits.pop() if len(limits) == 1 else None
             yield verdict_on(facts, kind, blame, text, cause(blame.members), theory_gbs=theory_gbs)
