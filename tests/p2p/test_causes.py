@@ -238,8 +238,56 @@ def test_no_level_is_proposed_that_leaves_p2p_on_where_it_is_slow(
 ) -> None:
     """Four GPUs in pairs: the first label within a pair, the second between them."""
     found = _in_pairs(labels, slow)
-    many = 4 if slow == {"PHB"} else 8 if len(slow) == 1 else 12
+    many = 8 if len(slow) == 1 else 12
     assert [(one.name, one.command, len(one.links)) for one in found] == ([(cause, command, many)] if cause else [])
+
+
+@pytest.mark.parametrize(
+    ("label", "slow", "sound_gbs", "expected"),
+    [
+        ("PHB", [(0, 2)], 24.0, {}),
+        ("PHB", [(0, 2)], 4.1, {"root complex": ""}),  # as slow, and only faster than through the host
+        ("PHB", [(0, 2), (0, 3), (1, 2), (1, 3)], 24.0, {"root complex": "export NCCL_P2P_LEVEL=PXB"}),
+        ("SYS", [(0, 2), (0, 3), (1, 2)], 24.0, {}),
+        ("SYS", [(0, 2), (0, 3), (1, 2), (1, 3)], 24.0, {"CPU sockets": "export NCCL_P2P_LEVEL=PHB"}),
+        ("SYS", [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3)], 24.0, {"CPU sockets": ""}),  # P2P stays on at 0-1
+    ],
+)
+def test_a_part_that_other_links_cross_faster_is_no_cause(
+    label: str, slow: list[tuple[int, int]], sound_gbs: float, expected: dict[str, str]
+) -> None:
+    """Four GPUs, two below each switch: the label is of the paths between switches."""
+    label_of = {end: label if end[0] // 2 != end[1] // 2 else "PIX" for end in permutations(range(4), 2)}
+    links = []
+    for end, own in label_of.items():
+        is_slow, sound = (min(end), max(end)) in slow, 24.0 if own == "PIX" else sound_gbs
+        link = peer_link(end, Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0 if is_slow else sound))
+        through_host = Crossing(THROUGH_HOST, SIZE, gbs=12.0 if is_slow else 3.0)
+        links.append(replace(link, crossings=(*link.crossings[:-1], through_host)))
+    assert {one.name: one.command for one in _found(_cards(4), tuple(links), label_of)} == expected
+
+
+def test_a_root_complex_is_slow_for_the_gpus_of_its_cpu_alone() -> None:
+    """Two CPUs, each with two GPUs: the first CPU's paths are slow, those to the other CPU, too."""
+    label_of = {end: "PHB" if end[0] // 2 == end[1] // 2 else "SYS" for end in permutations(range(4), 2)}
+    slow = Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0)
+    links = tuple(peer_link(end, None if set(end) == {2, 3} else slow) for end in label_of)
+    (cause,) = _found(_cards(4), links, label_of)
+    assert (cause.name, len(cause.links), cause.command) == ("root complex", 10, "")
+
+
+def test_lanes_that_other_links_of_the_gpu_exceed_are_no_cause_of_one_slow_link() -> None:
+    """GPU1 has 8 lanes, and copies of 12 GB/s reach it from GPU2: they do not explain the 4 GB/s with GPU0."""
+    narrow = tuple(
+        replace(card, health=replace(card.health, pcie_width=8)) if card.device.index == 1 else card
+        for card in _cards(3)
+    )
+    label_of = dict.fromkeys(permutations(range(3), 2), "PHB")
+    links = tuple(
+        peer_link(end, Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0 if set(end) == {0, 1} else 12.0)) for end in label_of
+    )
+    (cause,) = _found(narrow, links, label_of)
+    assert (cause.name, set(cause.links)) == ("PCIe width", {(1, 2), (2, 1)})
 
 
 def _in_pairs(labels: tuple[str, str], slow: set[str], unused: Collection[str] = ()) -> tuple[PeerCause, ...]:
@@ -256,8 +304,8 @@ def _in_pairs(labels: tuple[str, str], slow: set[str], unused: Collection[str] =
 def test_nccl_is_not_told_to_use_p2p_everywhere_where_some_links_are_slow() -> None:
     (sound,) = _in_pairs(("PHB", "SYS"), set(), unused=["SYS"])
     assert (sound.name, sound.command) == ("NCCL's distance", "export NCCL_P2P_LEVEL=SYS")
-    slow, distance = _in_pairs(("PHB", "SYS"), {"PHB"}, unused=["SYS"])
-    assert (slow.command, distance.command) == ("export NCCL_P2P_LEVEL=PXB", "")
+    (distance,) = _in_pairs(("PHB", "SYS"), {"PHB"}, unused=["SYS"])
+    assert distance.command == ""
     assert distance.further == "none: NCCL_P2P_LEVEL=SYS would use P2P on links where it is slow, too"
 
 

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Literal, NamedTuple
 
 from collbench.machine import kernel, labels, theory
 from collbench.machine.device_names import NAME
 from collbench.model.errors import Failure, FailureKind
 from collbench.model.run import PeerStatus
-from collbench.model.units import format_approximate_size
+from collbench.model.units import STAGED_FASTER, format_approximate_size
 from collbench.p2p.peer_map import Link, PeerLink, PeerMap, PeerState
 from collbench.preflight.findings import GpuState, MachineFacts, Slot
 
@@ -79,7 +80,19 @@ class _Case:
     offered: bool  # whether the driver offers P2P over PCIe on any link
     nccl_fails: bool  # with an error, although no link did
     carried: Mapping[int, float]  # by the GPUs' indices: the highest rate of what crossed a link of each, GB/s
-    nearest_slow: str  # the level of NCCL_P2P_LEVEL that the nearest slow link needs, "" if none is slow
+    positions: Mapping[int, int]  # by the GPUs' indices
+    others: Sequence[PeerLink]  # all links of the machine
+    labels: Mapping[Link, str]
+    cpus: Mapping[int, int]  # by position: the first GPU at the same CPU
+
+    def is_spared(self, crosses: Callable[[Link], bool]) -> bool:
+        """Return whether a link that crosses the same part works, and carries more by as much as decides elsewhere."""
+        own = self.link.copied or 0.0
+        return any(
+            other.state is PeerState.WORKS and (other.copied or 0.0) > STAGED_FASTER * own
+            for other in self.others
+            if crosses(other.devices)
+        )
 
     @property
     def over_pcie(self) -> bool:
@@ -151,13 +164,17 @@ def _cases(peer_map: PeerMap, facts: MachineFacts) -> Iterator[_Case]:
             carried[index] = max(carried.get(index, 0.0), *(crossing.gbs or 0.0 for crossing in link.crossings))
     offered = any(link.cuda and not labels.is_nvlink(_label(peer_map, link)) for link in peer_map.links)
     by_index = {gpu.device.index: gpu for gpu in facts.driver.gpus}
-    slow = {_distance(_label(peer_map, link)) for link in peer_map.links if link.state is PeerState.SLOW}
-    nearest_slow = min(slow.intersection(_LEVELS), key=_LEVELS.index, default="")
+    label_of = {link.devices: _label(peer_map, link) for link in peer_map.links}
+    cpus = {position: position for position in range(len(peer_map.devices))}
+    for path in peer_map.paths:
+        if _distance(path.in_tree) in _ONE_CPU:
+            first, second = sorted(path.devices)
+            cpus[second] = min(cpus[second], first)
     for link in peer_map.links:
         first, second = (peer_map.devices[position].index for position in link.devices)
         yield _Case(
             link,
-            _label(peer_map, link),
+            label_of[link.devices],
             tuple(by_index[index] for index in (first, second) if index in by_index),
             (facts.host.slots.get(first, Slot()), facts.host.slots.get(second, Slot())),
             facts,
@@ -165,7 +182,10 @@ def _cases(peer_map: PeerMap, facts: MachineFacts) -> Iterator[_Case]:
             offered=offered,
             nccl_fails=nccl_fails,
             carried=carried,
-            nearest_slow=nearest_slow,
+            positions={device.index: position for position, device in enumerate(peer_map.devices)},
+            others=peer_map.links,
+            labels=label_of,
+            cpus=cpus,
         )
 
 
@@ -314,8 +334,15 @@ def _reduced(case: _Case, part: Literal["width", "generation"]) -> Iterator[GpuS
         now, best = (getattr(source, f"pcie_{part}") for source in (gpu.health, gpu.device))
         generation = now if part == "generation" else gpu.device.pcie_generation
         limit = theory.pcie(generation, gpu.health.pcie_width or gpu.device.pcie_width)
-        if now and best and now < best and limit and 0 < case.carried[gpu.device.index] <= limit.gbs:
+        if not now or not best or now >= best or not limit or not 0 < case.carried[gpu.device.index] <= limit.gbs:
+            continue
+        of_gpu = partial(_ends_at, case.positions[gpu.device.index])
+        if case.link.state is not PeerState.SLOW or not case.is_spared(of_gpu):
             yield gpu
+
+
+def _ends_at(position: int, link: Link) -> bool:
+    return position in link
 
 
 def _below_best(case: _Case, what: str, each: Sequence[str], firmware: str) -> _Found | None:
@@ -329,24 +356,53 @@ def _below_best(case: _Case, what: str, each: Sequence[str], firmware: str) -> _
 
 
 def _root_complex(case: _Case) -> _Found | None:
-    """Paths between sockets cross the same root complexes: what slows the nearer paths slows them."""
-    if case.nearest_slow != "PHB" or _distance(case.label) not in ("PHB", "SYS"):
+    """Paths between sockets cross the root complexes of both: what slows a nearer path slows them."""
+    level = _distance(case.label)
+    if level not in _FAR:
+        return None
+    cpus = {case.cpus[end] for end in case.link.devices}
+    slow = {
+        case.cpus[link.devices[0]]
+        for link in case.others
+        if link.state is PeerState.SLOW and _distance(case.labels[link.devices]) == "PHB"
+    }
+
+    def is_spared(cpu: int) -> bool:
+        return case.is_spared(
+            lambda link: _distance(case.labels[link]) in _FAR and cpu in {case.cpus[end] for end in link}
+        )
+
+    if all(map(is_spared, cpus & slow)):
         return None
     text = "the path crosses a root complex of a CPU, which carries peer traffic slowly"
-    return _beyond(case, Certainty.POSSIBLE, text, "compare, or take GPUs below one PCIe switch")
+    return _beyond(case, "PHB", Certainty.POSSIBLE, text, "take GPUs below one PCIe switch")
 
 
 def _sockets(case: _Case) -> _Found | None:
-    if case.nearest_slow != "SYS" or case.label != "SYS":
+    """Where all nearer paths are slow, too, what slows them is not between the sockets."""
+    cpus = {case.cpus[end] for end in case.link.devices}
+    if case.label != "SYS" or _root_complex(case):
+        return None
+    nearer = [link for link in case.others if len(at := {case.cpus[end] for end in link.devices}) == 1 and at <= cpus]
+    if nearer and all(link.state is PeerState.SLOW for link in nearer):
+        return None
+    if case.is_spared(lambda link: case.labels[link] == "SYS" and {case.cpus[end] for end in link} == cpus):
         return None
     text = "the path crosses the link between two CPU sockets (SYS), which carries peer traffic slowly"
-    return _beyond(case, Certainty.CONSISTENT, text, "compare, or take GPUs of one socket")
+    return _beyond(case, "SYS", Certainty.CONSISTENT, text, "take GPUs of one socket")
 
 
-def _beyond(case: _Case, certainty: Certainty, text: str, fix: str) -> _Found:
-    """Return what is slow from a distance on, with the level that leaves NCCL's P2P on nearer links only."""
-    level = _LEVELS[_LEVELS.index(case.nearest_slow) - 1]
-    return _Found(certainty, text, fix, command=f"export NCCL_P2P_LEVEL={level}")
+def _beyond(case: _Case, distance: str, certainty: Certainty, text: str, fix: str) -> _Found:
+    """Return what is slow from a distance on, with the level that leaves NCCL's P2P on nearer links only.
+
+    The level is proposed only where it takes P2P from no link that works, and leaves it to none that is slow.
+    """
+    at = _LEVELS.index(distance)
+    beyond = _LEVELS[at:]
+    states = {(_distance(case.labels[link.devices]) in beyond, link.state) for link in case.others}
+    if states & {(True, PeerState.WORKS), (False, PeerState.SLOW)}:
+        return _Found(certainty, text, fix)
+    return _Found(certainty, text, f"compare, or {fix}", command=f"export NCCL_P2P_LEVEL={_LEVELS[at - 1]}")
 
 
 def _virtual_machine(case: _Case) -> _Found | None:
@@ -363,6 +419,8 @@ def _virtual_machine(case: _Case) -> _Found | None:
 _SHARED_MEMORY = "shared memory"
 _DOCKER_SHM = 64 * 2**20
 _NEAR = ("PIX", "PXB")
+_FAR = ("PHB", "SYS")
+_ONE_CPU = (*_NEAR, "PHB")
 # NCCL_P2P_LEVEL by name and by number; NCCL counts NODE as PHB [NCCL user guide, "Environment Variables"].
 _LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 _NUMBERED = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
@@ -423,7 +481,7 @@ def _default_level(case: _Case) -> _Found | None:
     if blamed or not case.over_pcie or case.label in _NEAR:
         return None
     text = f"NCCL does not use P2P over this distance ({case.label}) by itself: it takes {_transport(case.link.nccl)}"
-    if case.nearest_slow:
+    if any(link.state is PeerState.SLOW for link in case.others):
         return _Found(Certainty.POSSIBLE, text, "none: NCCL_P2P_LEVEL=SYS would use P2P on links where it is slow, too")
     return _Found(Certainty.POSSIBLE, text, "compare with collbench allreduce", command="export NCCL_P2P_LEVEL=SYS")
 

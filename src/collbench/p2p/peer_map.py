@@ -100,10 +100,16 @@ class PeerLink:
         return PeerState.SLOW if slow else worst
 
     @property
+    def copied(self) -> float | None:
+        """The rate of the copy engine in GB/s; None if it is unknown."""
+        direct = self.of(COPY_ENGINE)
+        return direct.gbs if direct else None
+
+    @property
     def staged_faster(self) -> float | None:
         """How many times the rate of the copy engine copies through host memory reach; None if one is unknown."""
-        staged, direct = (crossing.gbs if crossing else None for crossing in map(self.of, (THROUGH_HOST, COPY_ENGINE)))
-        return staged / direct if staged and direct else None
+        staged = self.of(THROUGH_HOST)
+        return staged.gbs / self.copied if staged and staged.gbs and self.copied else None
 
     @property
     def cuda(self) -> bool:
