@@ -16,7 +16,7 @@ from collbench.model.operations import Variant
 from collbench.model.run import FlagKind, Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span, span, verb
 from collbench.report.frame import ALARM, alarm, not_judged, sim
-from collbench.report.layout import Lines, Page, Part, listed, short, table, whole
+from collbench.report.layout import Lines, Page, Part, more, short, table, whole
 from collbench.runfile.codec import document, picked, plain
 
 # What `collbench compare --json` prints (docs/compare.md).
@@ -318,55 +318,123 @@ def _faster(comparison: Comparison) -> str:
 
 
 def _slowest(comparison: Comparison, slower: Sequence[Change | ChangeGroup]) -> str:
-    """Return which group lost most, without groups which data point, and how much: "… on GPU0→GPU3: 45.1% slower"."""
-    groups = [group for group in slower if isinstance(group, ChangeGroup)]
-    changes = [change for change in slower if isinstance(change, Change)]
+    """Return what lost most and how much: "… on GPU0→GPU3: 45.1% slower; also …", and how many more places lost."""
     # Where everything is slower, which work or GPU lost most is chance.
     telling = [change for change in comparison.changes if change.key.size_bytes >= TELLING_BYTES]
     for points, which in ((comparison.changes, ""), (telling, f" from {format_size(TELLING_BYTES)} on")):
-        if len({change.key.work for change in points}) > 1 and all(change in changes for change in points):
+        if len({change.key.work for change in points}) > 1 and all(change in slower for change in points):
             shares = span([100 * (1 - change.ratio) for change in points], "{:.0f}%".format)
             return f"all {len(points)} data points{which} are {shares} slower"
-    if pairs := _slower_pairs(comparison, groups):
-        return pairs
-    # Where all of several collectives are slower, and nothing lost more, it is these.
-    works = {change.key.work for change in comparison.changes if change.operation.is_collective}
-    collectives = [group for group in groups if group.work in works]
-    every = len(works) > 1 and {group.work for group in collectives} == works
-    if every and min(groups, key=lambda group: group.ratio) in collectives:
+    first, *others = [text for _, text in sorted(_places(comparison, slower))]
+    also = f"; also {others[0]}" if others else ""
+    return f"{first}{also}{f' and {len(others) - 1} more' if others[1:] else ''}"
+
+
+def _places(comparison: Comparison, slower: Sequence[Change | ChangeGroup]) -> Iterator[tuple[float, str]]:
+    """Yield the ratio of each place or work that lost and a text that names it: GPUs, works, pairs, data points.
+
+    What other places explain is left out: those of fewer devices, GPUs that lost, works that are slower on average.
+    """
+    groups = [group for group in slower if isinstance(group, ChangeGroup)]
+    changes = [change for change in slower if isinstance(change, Change)]
+    copies = _largest_copies(comparison)
+    lost, theirs = _lost(comparison, groups)
+    works = [group for group in groups if group.kind is GroupKind.WORK and not lost]
+    if lost:
+        yield _lost_pairs(comparison, lost, theirs, copies)
+    on_average = {group.work for group in works}
+    least = min((group.ratio for group in works), default=1.0)
+    own = [
+        group
+        for group in groups
+        if group.kind is GroupKind.DEVICES
+        and lost.isdisjoint(group.members)
+        and (group.interval[1] < least or not {*_changed_works(comparison, group)} <= on_average)
+    ]
+    sets = [{*group.members} for group in own]
+
+    def elsewhere(work: str) -> bool:
+        at = [{*change.key.members} for change in changes if change.key.work == work]
+        return not at or any(devices not in sets for devices in at)
+
+    yield from _slower_works(comparison, [group for group in works if elsewhere(group.work)])
+    for group in own:
+        if not _explained(group.members, [others for others in sets if others != {*group.members}]):
+            ratio, name = _named(comparison, group, copies)
+            yield ratio, f"{name}: {1 - ratio:.1%} slower"
+    left = [
+        change
+        for change in changes
+        if lost.isdisjoint(change.key.members)
+        and change.key.work not in on_average
+        and {*change.key.members} not in sets
+        and not _explained(change.key.members, sets)
+    ]
+    # Of these what a row of the page shows, if one is among them.
+    shown = {change.key for _, _, change in _rows(comparison, ChangeVerdict.WORSE)}
+    at = units.grouped((tuple(sorted(change.key.members)), change) for change in left)
+    for members, some in at.items():
+        if _explained(members, [{*others} for others in at if others != members]):
+            continue
+        worst = min([change for change in some if change.key in shown] or some, key=lambda change: change.ratio)
+        key = worst.key
+        name = f"{key.work} at {format_size(key.size_bytes)} on {_device_names(comparison, key.members, key.work)}"
+        yield worst.ratio, f"{name}: {1 - worst.ratio:.1%} slower"
+
+
+def _explained(members: Sequence[int], sets: Sequence[set[int]]) -> bool:
+    """Return whether one of the sets, a link or more, is among these devices."""
+    return any(len(others) > 1 and others <= {*members} for others in sets)
+
+
+def _changed_works(comparison: Comparison, group: ChangeGroup) -> Iterator[str]:
+    """Yield the works that changed as a group of devices did, on these."""
+    for change in comparison.changes:
+        if change.verdict is group.verdict and {*change.key.members} == {*group.members}:
+            yield change.key.work
+
+
+def _slower_works(comparison: Comparison, groups: Sequence[ChangeGroup]) -> Iterator[tuple[float, str]]:
+    """Yield the works that are slower on average; all of several collectives are one."""
+    names = {change.key.work for change in comparison.changes if change.operation.is_collective}
+    collectives = [group for group in groups if group.work in names]
+    every = len(names) > 1 and {group.work for group in collectives} == names
+    if every:
         shares = span([100 * (1 - group.ratio) for group in collectives], "{:.1f}%".format)
         sizes = size_span([group.size_bytes for group in collectives])
-        return f"all collectives at {sizes} on average: {shares} slower"
-    copies = _largest_copies(comparison)
-    ratio, name = min((_named(comparison, group, copies) for group in groups), default=(1.0, ""))
-    if not groups:  # a data point that a row of the page shows, if one of these is among them
-        shown = {change.key for _, _, change in _rows(comparison, ChangeVerdict.WORSE)}
-        worst = min([change for change in changes if change.key in shown] or changes, key=lambda change: change.ratio)
-        ratio, key = worst.ratio, worst.key
-        name = f"{key.work} at {format_size(key.size_bytes)} on {_device_names(comparison, key.members, key.work)}"
-    return f"{name}: {1 - ratio:.1%} slower"
+        yield min(group.ratio for group in collectives), f"all collectives at {sizes} on average: {shares} slower"
+    for group in groups:
+        if not every or group not in collectives:
+            name = _group_name(comparison, group, f" at {format_size(group.size_bytes)}")
+            yield group.ratio, f"{name}: {1 - group.ratio:.1%} slower"
 
 
-def _slower_pairs(comparison: Comparison, groups: Sequence[ChangeGroup]) -> str:
-    """Return which GPUs have lost: those all of whose pairs are slower, if no devices without them are; else "".
+def _lost(comparison: Comparison, groups: Sequence[ChangeGroup]) -> tuple[set[int], list[ChangeGroup]]:
+    """Return the GPUs all of whose pairs are among the groups, two or more, and these pairs; where there are any.
 
-    Which of the pairs is the slowest is chance. Where all are slower, that is said, unless it is only some works.
+    Which of the pairs is the slowest is chance. All GPUs are none of these if only some works changed.
     """
-    slower = {group.members for group in groups if group.kind is GroupKind.DEVICES}
+    changed = {group.members for group in groups if group.kind is GroupKind.DEVICES}
     pairs = _pairs(comparison)
-    healthy = {device for pair in pairs if pair.members not in slower for device in pair.members}
+    healthy = {device for pair in pairs if pair.members not in changed for device in pair.members}
     lost = {device for pair in pairs for device in pair.members} - healthy
     theirs = [pair for pair in pairs if not lost.isdisjoint(pair.members)]
-    if len(theirs) < 2 or any(map(lost.isdisjoint, slower)):
-        return ""
     works = {change.key.work for change in comparison.changes if len(change.key.members) == 2}
-    if not healthy and not works <= {group.work for group in groups}:
-        return ""
-    whose = f" of {tags(sorted(lost), comparison.base.devices)}" if healthy else ""
-    copies = _largest_copies(comparison)
+    if len(theirs) < 2 or (not healthy and not works <= {group.work for group in groups}):
+        return set(), []
+    return lost, theirs
+
+
+def _lost_pairs(
+    comparison: Comparison, lost: set[int], theirs: Sequence[ChangeGroup], copies: _Copies
+) -> tuple[float, str]:
+    """Return the least ratio of the GPUs that lost, and which they are."""
+    every = len(theirs) == len(_pairs(comparison))
+    whose = "" if every else f" of {tags(sorted(lost), comparison.base.devices)}"
     way = " in one direction" if all(_one_way(pair, copies) for pair in theirs) else ""
-    shares = span([100 * (1 - _named(comparison, pair, copies)[0]) for pair in theirs], "{:.1f}%".format)
-    return f"all {len(theirs)} pairs{whose}{way}: {shares} slower"
+    ratios = [_named(comparison, pair, copies)[0] for pair in theirs]
+    shares = span([100 * (1 - ratio) for ratio in ratios], "{:.1f}%".format)
+    return min(ratios), f"all {len(theirs)} pairs{whose}{way}: {shares} slower"
 
 
 def _named(comparison: Comparison, group: ChangeGroup, copies: _Copies) -> tuple[float, str]:
@@ -419,28 +487,44 @@ def _shared(comparison: Comparison, group: ChangeGroup) -> str:
     return "copies of host memory" if all(f" {Variant.HOST}" in work for work in own) else "copies"
 
 
+_Row = tuple[Change | ChangeGroup, tuple[str, ...]]  # of a table, and what it shows
+
+
 def _changed(comparison: Comparison, verdict: ChangeVerdict, most: int) -> Iterator[Part]:
-    """Yield a table of what has this verdict: what has it as a whole, then data points."""
+    """Yield a table of what has this verdict: a row for each place, then what has it as a whole, then data points."""
     copies = _largest_copies(comparison)
-    alike = [group for group in comparison.groups if group.verdict is verdict and not _one_way(group, copies)]
-    groups = sorted(alike, key=lambda group: -abs(1 - group.ratio))
-    rows = list[tuple[str, ...]]()
-    for group in groups:
-        size = "" if group.kind is GroupKind.DEVICES else format_size(group.size_bytes)
-        rows.append(
-            (_group_name(comparison, group), str(group.points), size, "", "", *_ratio(group.ratio, group.interval))
-        )
+    changed = [group for group in comparison.groups if group.verdict is verdict]
+    lost, _ = _lost(comparison, changed)
+    found = list[_Row]()
+    for group in sorted(changed, key=lambda group: -abs(1 - group.ratio)):
+        if not _one_way(group, copies):
+            size = "" if group.kind is GroupKind.DEVICES else format_size(group.size_bytes)
+            cells = (_group_name(comparison, group), str(group.points), size, "", "")
+            found.append((group, (*cells, *_ratio(group.ratio, group.interval))))
     for name, count, shown in _rows(comparison, verdict):
         if shown.key.size_bytes < TELLING_BYTES:
             figures = [f"{figure(seconds * 1e6)} µs" for seconds in (shown.base_seconds, shown.new_seconds)]
         else:
             figures = [f"{figure(gbs)} GB/s" for gbs in (shown.base_gbs, shown.new_gbs)]
         size = format_size(shown.key.size_bytes)
-        rows.append((name, str(count), size, *figures, *_ratio(shown.ratio, shown.interval)))
+        found.append((shown, (name, str(count), size, *figures, *_ratio(shown.ratio, shown.interval))))
+    # A place with many rows must not hide another: the short page shows the first ones only.
+    works = {group.work for group in changed if group.kind is GroupKind.WORK}
+    seen = set[object]()
+    first, further = list[_Row](), list[_Row]()
+    for judged, row in found:
+        members = judged.members if isinstance(judged, ChangeGroup) else judged.key.members
+        work = judged.work if isinstance(judged, ChangeGroup) else judged.key.work
+        place = "lost" if not lost.isdisjoint(members) else work if work in works else frozenset(members)
+        (further if place in seen else first).append((judged, row))
+        seen.add(place)
+    first.sort(key=lambda one: -abs(1 - one[0].ratio))
+    rows = [row for _, row in (*first, *further)]
     if rows:
         yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value}", style=_STYLES[verdict])
         heads = ("what", "points", "size", "base", "new", "bandwidth", "interval")
-        yield from listed(table(*heads, rows=rows, keys=3, optional=heads[2:5]), most, _ALL)
+        yield table(*heads, rows=rows[:most], keys=3, optional=heads[2:5])  # columns that these rows use
+        yield from more(len(rows) - most, _ALL)
 
 
 def _rows(comparison: Comparison, verdict: ChangeVerdict) -> list[tuple[str, int, Change]]:
