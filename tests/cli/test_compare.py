@@ -97,6 +97,9 @@ def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: P
         result = program("compare", *options, "no-p2p.json", "--reference")
         first_line = result.out.splitlines()[0]
         assert (result.status, first_line) == (3, "Below normal at 1 of 3 reference figures.")
+        why = result.out.splitlines()[1]
+        assert why.startswith("NV_NOT_USED all 6 NV18 pairs: the environment variable NCCL_P2P_DISABLE=1 disables ")
+        assert why.endswith(": 'collbench check no-p2p.json' explains it")
     reported = json.loads(program("compare", "no-p2p.json", "--reference", "--operation", "ce-read", "--json").out)
     assert (reported["exit_status"], {answer["standing"] for answer in reported["answers"]}) == (0, {"normal"})
     run_file.save(run_of(gpus(2, "NVIDIA L4"), [measured(Operation.ALLREDUCE, (0, 1), 10.0)]), Path("l4.json"))

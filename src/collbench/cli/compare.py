@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,6 @@ from collbench.cli.terminal import echo, echo_sentence, is_json, json_option, le
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import Run
 from collbench.model.units import amount, format_size, grouped, parse_share, parse_size
 from collbench.model.values import one_line
 
@@ -76,7 +76,7 @@ def compare(
     _check_count(run_files, history, reference=reference)
     runs, earlier = load_named(run_files), load_named(history)
     if reference:
-        _reference(runs[0][1], operation)
+        _reference(runs[0], operation)
     else:
         _changes(runs, earlier, fail_below, operation)
 
@@ -133,13 +133,14 @@ def _nothing(runs: Sequence[NamedRun], wanted: Operation | None) -> None:
     )
 
 
-def _reference(run: Run, wanted: Operation | None) -> None:
+def _reference(named_run: NamedRun, wanted: Operation | None) -> None:
     from collbench.judge.references import judge, load
     from collbench.report import reference
 
+    name, run = named_run
     answers = judge(run, load(), wanted)
     with leaving(answers.status):
-        show_answer(reference.page(answers), lambda: reference.dumps(answers, answers.status))
+        show_answer(reference.page(answers, shlex.quote(name)), lambda: reference.dumps(answers, answers.status))
 
 
 # Which published figures there are, and whether one number is normal.

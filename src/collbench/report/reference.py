@@ -26,7 +26,7 @@ from collbench.judge.tiers import kind_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import capabilities, device_sets, tags
 from collbench.model.units import amount, counted, figure, format_size, grouped, size_span, verb
-from collbench.report.frame import alarm, header, not_judged, origin, sim
+from collbench.report.frame import ALARM, alarm, header, not_judged, origin, sim
 from collbench.report.layout import Lines, Page, Part, both, prose, short, table, whole
 from collbench.runfile.codec import document, picked, plain
 
@@ -43,12 +43,16 @@ _STANDING_STYLES = {
 }
 
 
-def page(answers: Answers) -> Page:
-    """Yield the page's blocks: the run, the result of each reference figure, what has none, and a verdict."""
+def page(answers: Answers, name: str) -> Page:
+    """Yield the page's blocks: the run, the result of each reference figure, what has none, and a verdict.
+
+    `name` is the run's in a command line.
+    """
     yield from alarm(answers.run)
     concluded = Text(conclusion(answers), style=_STANDING_STYLES[ReferenceVerdict.BELOW] if answers.below else "")
     if answers.below:
         yield concluded
+        yield from _why(answers, name)
     if not answers.judged:
         what = conclusion(answers)
         yield not_judged(f"{what[0].lower()}{what[1:-1]}; compare it with an earlier healthy run of this machine")
@@ -80,6 +84,22 @@ def conclusion(answers: Answers) -> str:
     if set(standings) == {ReferenceVerdict.NORMAL} and not answers.unjudged:
         return f"Normal according to {amount(len(answers.answers), 'reference figure')}."
     return f"Nothing{' that was judged' if answers.unjudged else ''} is significantly below its band ({counts})."
+
+
+def _why(answers: Answers, name: str) -> Iterator[Lines]:
+    """Yield the run's worst contradiction, which may be why it is below, and the command that explains it."""
+    from collbench.judge.diagnose import Diagnosis, Kind, Severity  # late: only what is below needs verdicts
+    from collbench.report.verdicts import worst_of
+
+    found = [
+        verdict
+        for verdict in Diagnosis(answers.run).verdicts
+        if verdict.severity is Severity.CONTRADICTION and verdict.kind is not Kind.IMPOSSIBLE
+    ]
+    if worst := worst_of(answers.run, found):
+        yield Lines(f"{worst}: 'collbench check {name}' explains it", style=ALARM)
+    else:
+        yield Lines(f"next      'collbench check {name}': what is slow, and why")
 
 
 def _left_out(answers: Answers) -> str:
