@@ -307,6 +307,8 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
             echo_sentence("next      run the job with NCCL_DEBUG=INFO: its log says whether NVLS is on")
         elif judged == {ReferenceVerdict.BELOW}:
             echo("next      'collbench check' on that machine: what is slow, and why")
+        elif ReferenceVerdict.UNDECIDED in judged and status is ExitStatus.DONE:
+            echo("next      'collbench check' on that machine: near the band's end, measure it")
 
 
 def _machine(published: Reference) -> tuple[object, ...]:

@@ -24,7 +24,7 @@ from collbench.machine.labels import nvlink_count
 from collbench.model.errors import ExitStatus, near
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Layout, Measurement, Run, capabilities, ordinary, registrations
-from collbench.model.units import grouped
+from collbench.model.units import DELTA, grouped
 from collbench.runfile.codec import build
 
 # Published figures of healthy machines: single ones in figures.json, curves over sizes in curves.json in this folder.
@@ -305,7 +305,8 @@ def reference_at(kind: Sequence[Figure], size_bytes: int) -> Reference | None:
 def place(reference: Reference, gbs: float) -> ReferenceVerdict:
     """Return how one rate without an interval compares with a band or a minimum; NOT_JUDGED for a guide.
 
-    Above what the links carry it is IMPOSSIBLE, whatever the figures are.
+    Above what the links carry it is IMPOSSIBLE, whatever the figures are. Less than δ below the band it is UNDECIDED:
+    whoever typed it does not say how much it varies. Minima are limits.
     """
     low, high = reference.band
     if reference.ceiling is not None and gbs > MARGIN * reference.ceiling:
@@ -313,7 +314,8 @@ def place(reference: Reference, gbs: float) -> ReferenceVerdict:
     if reference.orients:
         return ReferenceVerdict.NOT_JUDGED
     if gbs < low:
-        return ReferenceVerdict.BELOW
+        at_its_end = high is not None and gbs >= (1 - DELTA) * low
+        return ReferenceVerdict.UNDECIDED if at_its_end else ReferenceVerdict.BELOW
     return ReferenceVerdict.ABOVE if high is not None and gbs > high else ReferenceVerdict.NORMAL
 
 
@@ -348,6 +350,7 @@ class ReferenceVerdict(StrEnum):
 _LIMITS_FIRST = (
     ReferenceVerdict.IMPOSSIBLE,
     ReferenceVerdict.BELOW,
+    ReferenceVerdict.UNDECIDED,
     ReferenceVerdict.ABOVE,
     ReferenceVerdict.NORMAL,
     ReferenceVerdict.NOT_JUDGED,

@@ -354,6 +354,8 @@ def placed(references: Sequence[Reference], gbs: float | None) -> str:
         beyond = f", above the {figure(first.ceiling)} that the links carry"
     elif standing is ReferenceVerdict.BELOW and place(first, gbs) is not standing:
         answer = "below what is required"
+    elif standing is ReferenceVerdict.UNDECIDED:
+        answer = "at the lower end"
     elif not first.sources:
         answer = {
             ReferenceVerdict.BELOW: "below what is required",
