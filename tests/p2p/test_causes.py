@@ -69,7 +69,7 @@ def _machine(name: str = "NVIDIA RTX A6000") -> MachineFacts:
     return machine((pcie(0), pcie(1)), driver={"on_the_bus": 2, "virtualization": "none"})
 
 
-def _cards(count: int, **more: Any) -> tuple[GpuState, ...]:
+def cards(count: int, **more: Any) -> tuple[GpuState, ...]:
     """Return as many of the machine's cards, which differ in their index alone; each has these facts, too."""
     one = _machine().driver.gpus[0]
     return tuple(replace(one, device=replace(one.device, index=at), **more) for at in range(count))
@@ -220,7 +220,7 @@ def test_a_fact_that_is_also_on_sound_links_comes_after_one_that_is_not() -> Non
     far = Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0)
     label_of = {end: "SYS" if end[0] // 2 != end[1] // 2 else "PIX" for end in permutations(range(4), 2)}
     links = tuple(peer_link(end, far if label == "SYS" else None) for end, label in label_of.items())
-    found = _found(_cards(4), links, label_of, slots={at: Slot("DMA-FQ") for at in range(4)})
+    found = _found(cards(4), links, label_of, slots={at: Slot("DMA-FQ") for at in range(4)})
     assert [cause.name for cause in found] == ["CPU sockets", "IOMMU"]
 
 
@@ -264,7 +264,7 @@ def test_a_part_that_other_links_cross_faster_is_no_cause(
         link = peer_link(end, Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0 if is_slow else sound))
         through_host = Crossing(THROUGH_HOST, SIZE, gbs=12.0 if is_slow else 3.0)
         links.append(replace(link, crossings=(*link.crossings[:-1], through_host)))
-    assert {one.name: one.command for one in _found(_cards(4), tuple(links), label_of)} == expected
+    assert {one.name: one.command for one in _found(cards(4), tuple(links), label_of)} == expected
 
 
 def test_a_root_complex_is_slow_for_the_gpus_of_its_cpu_alone() -> None:
@@ -272,7 +272,7 @@ def test_a_root_complex_is_slow_for_the_gpus_of_its_cpu_alone() -> None:
     label_of = {end: "PHB" if end[0] // 2 == end[1] // 2 else "SYS" for end in permutations(range(4), 2)}
     slow = Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0)
     links = tuple(peer_link(end, None if set(end) == {2, 3} else slow) for end in label_of)
-    (cause,) = _found(_cards(4), links, label_of)
+    (cause,) = _found(cards(4), links, label_of)
     assert (cause.name, len(cause.links), cause.command) == ("root complex", 10, "")
 
 
@@ -280,7 +280,7 @@ def test_lanes_that_other_links_of_the_gpu_exceed_are_no_cause_of_one_slow_link(
     """GPU1 has 8 lanes, and copies of 12 GB/s reach it from GPU2: they do not explain the 4 GB/s with GPU0."""
     narrow = tuple(
         replace(card, health=replace(card.health, pcie_width=8)) if card.device.index == 1 else card
-        for card in _cards(3)
+        for card in cards(3)
     )
     label_of = dict.fromkeys(permutations(range(3), 2), "PHB")
     links = tuple(
@@ -298,7 +298,7 @@ def _in_pairs(labels: tuple[str, str], slow: set[str], unused: Collection[str] =
         peer_link(end, far if label in slow else None, "SHM/direct/direct" if label in unused else "P2P/CUMEM")
         for end, label in label_of.items()
     )
-    return _found(_cards(4), links, label_of)
+    return _found(cards(4), links, label_of)
 
 
 def test_nccl_is_not_told_to_use_p2p_everywhere_where_some_links_are_slow() -> None:
@@ -366,7 +366,7 @@ def test_a_less_sure_cause_of_what_is_wrong_comes_before_a_sure_one_of_what_is_n
     chipset = {"r": PeerStatus.CNS, "w": PeerStatus.CNS}
     none = Crossing(BY_PEER_ACCESS[0], SIZE, refusal=NO_PEERS)
     links = tuple(peer_link(end, HANG) if end in hangs else peer_link(end, none, nvml=chipset) for end in ends)
-    found = _found(_cards(3, bar1_bytes=2**28), links, dict.fromkeys(ends, "PHB"))
+    found = _found(cards(3, bar1_bytes=2**28), links, dict.fromkeys(ends, "PHB"))
     assert [cause.name for cause in found] == ["BAR1", "chipset"]
     assert [cause.certainty for cause in found] == [Certainty.POSSIBLE, Certainty.SHOWN]
 
@@ -376,7 +376,7 @@ def test_links_that_differ_in_the_parts_alone_have_one_cause_and_one_command() -
     ends = list(permutations(range(3), 2))
     slots = {at: Slot(redirecting=(f"0000:0{at}:01.0",)) for at in range(3)}
     links = tuple(peer_link(end, HANG) for end in ends)
-    (cause,) = _found(_cards(3), links, dict.fromkeys(ends, "PXB"), slots=slots)
+    (cause,) = _found(cards(3), links, dict.fromkeys(ends, "PXB"), slots=slots)
     assert set(cause.links) == set(ends)
     assert cause.command.split("; ") == [f"sudo setpci -s 0000:0{at}:01.0 ECAP_ACS+0x6.w=0000" for at in range(3)]
 

@@ -26,8 +26,10 @@ from tests.p2p.test_causes import (
     SLOW,
     STAGED,
     Seen,
+    cards,
     peer_link,
 )
+from tests.preflight.described import machine
 from tests.report.pages import text
 
 _ERROR = Failure(FailureKind.ERROR, Cause.REPORTED, detail="unhandled cuda error")
@@ -135,6 +137,28 @@ def test_a_link_that_works_at_a_part_of_its_rate_is_no_success() -> None:
     assert text(page(narrow.map, every)).startswith(f"answer    {slow}")
 
 
+def test_links_below_their_best_are_slow_whatever_others_do() -> None:
+    """GPU2 has 8 of 16 lanes; GPU0→GPU1 is slower than through host memory, or hangs."""
+    at_4, at_12 = (Crossing(KERNEL_WRITE, 16 * 2**20, gbs=gbs) for gbs in (4.0, 12.0))
+    states = cards(3)
+    states = (*states[:2], replace(states[2], health=replace(states[2].health, pcie_width=8)))
+    facts = machine(states, driver={"virtualization": "none"})
+    ends = [*permutations(range(3), 2)]
+    for worst, said, first in (
+        (at_4, "P2P works, but is slow on 5 of 6 links: GPU0→GPU1 is slower than ", "PCIe width (consistent; "),
+        (HANG, "P2P is broken on 1, slow on 4 of 6 links: GPU0→GPU1 hangs; ", "not seen: "),
+    ):
+        links = tuple(peer_link(end, worst if end == (0, 1) else at_12 if 2 in end else None) for end in ends)
+        peer_map = PeerMap("cuda", "node7", tuple(card.device for card in states), links)
+        every = causes(peer_map, facts)
+        shown = text(page(peer_map, every))
+        assert answer(peer_map, every).startswith(said)
+        assert answer(peer_map, every).endswith("GPU0→GPU2, GPU1→GPU2, GPU2→GPU0, GPU2→GPU1: " + every[0].text + ".")
+        assert shown.split("\n")[1].startswith(f"cause     {first}")
+        assert ("\ncause     not seen for GPU0→GPU1: " in shown) is (worst is at_4)
+        assert shown.count("\ncause     PCIe width (consistent; ") == 1
+
+
 def _of_eight(hanging: Iterable[tuple[int, int]] = (), slower: Iterable[tuple[int, int]] = ()) -> PeerMap:
     """Return the map of eight GPUs, of whose links these hang, and these have 14 of 24 GB/s."""
     device = HEALTHY.map.devices[0]
@@ -180,6 +204,27 @@ def test_links_that_show_the_same_have_one_row_on_the_short_page() -> None:
     assert [row[0] for row in rows] == ["GPU2→GPU3", "GPU4→GPU5, GPU5→GPU4", "53 links"]
     assert [row.count("hangs") + row.count(" hangs") for row in rows] == [3, 0, 0]
     assert len(_rows(bad, verbose=True)) == 56
+
+
+@pytest.mark.parametrize(
+    ("slower", "expected"),
+    [
+        ([link for link in permutations(range(8), 2) if 4 in link], ["all 14 of GPU4", "42 links"]),
+        ([link for link in permutations(range(8), 2) if 4 in link or link == (5, 6)], ["GPU5→GPU6", "all 14 of GPU4"]),
+        ([(4, to) for to in (0, 1, 2, 3, 5, 6, 7)], ["all 7 from GPU4", "49 links"]),
+        ([(4, to) for to in (0, 1, 2)], ["3 from GPU4", "53 links"]),
+        ([(0, 1), (2, 3), (4, 5)], ["3 links", "53 links"]),
+    ],
+)
+def test_a_row_of_many_links_names_the_gpu_that_they_have_in_common(
+    slower: list[tuple[int, int]], expected: list[str]
+) -> None:
+    names = [row[0] for row in _rows(_of_eight(slower=slower), verbose=False)]
+    assert names[:2] == expected
+
+
+def test_wrong_data_has_no_usual_cause_beside_the_maps_own() -> None:
+    assert "usual cause" not in text(page(BROKEN.map, causes(BROKEN.map, BROKEN.facts)))
 
 
 def test_links_that_fail_alike_are_those_of_the_gpu_that_they_have_in_common() -> None:

@@ -136,7 +136,7 @@ def causes(peer_map: PeerMap, facts: MachineFacts) -> tuple[PeerCause, ...]:
     states = {link.devices: link.state for link in peer_map.links}
 
     def rank(cause: PeerCause) -> tuple[bool, int, int, int, int, int]:
-        later = min(_LATER.get(states[link], 0) for link in cause.links)
+        later = 0 if cause.name in _BELOW_BEST else min(_LATER.get(states[link], 0) for link in cause.links)
         surest, row = list(Certainty).index(cause.certainty), order.index(cause.name)
         return cause.name != _SHARED_MEMORY, later, surest, spared[cause.name], -explained[cause.name], row
 

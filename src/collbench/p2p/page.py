@@ -146,7 +146,7 @@ def finding(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
     said, concerned = answer(peer_map, every), _concerned(peer_map, every)
     if not concerned:
         return said
-    cause = concerned[0]
+    cause = _first(peer_map, concerned) or concerned[0]
     why = "" if cause.text in said else f" Probable cause: {cause.name}: {cause.text}."
     return f"{said}{why} Fix: {cause.fix}"
 
@@ -164,6 +164,7 @@ _WRONG = (PeerState.HANGS, PeerState.CORRUPTS, PeerState.FAILS, PeerState.REFUSE
 def _first(peer_map: PeerMap, every: Sequence[PeerCause]) -> PeerCause | None:
     """Return the surest cause of the worst that links show; None if it has none."""
     states = {link.devices: link.state for link in peer_map.links}
+    states |= {link: PeerState.SLOW for cause in held_back(peer_map, every) for link in cause.links}
     worst = min(states.values(), key=list(PeerState).index, default=PeerState.WORKS)
     explains = (cause for cause in every if worst not in _WRONG or worst in {states[link] for link in cause.links})
     return next(explains, None)
@@ -176,14 +177,18 @@ def _to_do(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
     if cause is not None:
         yield _reason(cause, peer_map)
     elif any(link.state in _WRONG for link in peer_map.links):
-        read = "a simulated machine has no ACS and no IOMMU to read; BAR1, driver and variables"
-        read = read if peer_map.fabric else "ACS, IOMMU, BAR1, driver and variables, where they could be read,"
-        yield f"cause     not seen: {read} do not explain it"
+        yield _not_seen(peer_map)
     if cause is None or not cause.command:
         yield from meanwhile
     if cause is not None:
         yield from _remedy(cause)
         yield from meanwhile if cause.command else []
+
+
+def _not_seen(peer_map: PeerMap, links: str = "") -> str:
+    read = "a simulated machine has no ACS and no IOMMU to read; BAR1, driver and variables"
+    read = read if peer_map.fabric else "ACS, IOMMU, BAR1, driver and variables, where they could be read,"
+    return f"cause     not seen{links}: {read} do not explain it"
 
 
 def _remedy(cause: PeerCause) -> Iterator[str]:
@@ -229,6 +234,9 @@ def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Page:
         else:
             explained.update(cause.links)
             yield from lines
+    left = [link.devices for link in peer_map.links if link.state in _WRONG and link.devices not in explained]
+    if first is not None and left:
+        yield Lines(_not_seen(peer_map, f" for {_names(left, peer_map)}"))
     if others:
         yield from short(Lines(f"or        {', '.join(others)}"))
 
@@ -247,12 +255,16 @@ def _answer(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
         return "One GPU has no link to examine."
     by_state = grouped((link.state, link.devices) for link in peer_map.links)
     count = len(peer_map.links)
+    held = held_back(peer_map, every)
+    slow = [link for link in by_state.get(PeerState.WORKS, ()) if any(link in cause.links for cause in held)]
     bad = sorted(
         (state for state in by_state if state not in (PeerState.WORKS, PeerState.NONE)), key=list(PeerState).index
     )
     if bad:
         parts = [f"{_names(by_state[state], peer_map)} {verb(len(by_state[state]), *_SAYS[state])}" for state in bad]
+        parts += [f"{_names(slow, peer_map)}: {'; '.join(cause.text for cause in held)}"] if slow else []
         counts = Counter(word for state in bad for word in [_COUNTED_AS[state]] * len(by_state[state]))
+        counts.update([_COUNTED_AS[PeerState.SLOW]] * len(slow))
         what = ", ".join(f"{word} on {number}" for word, number in counts.items())
         works = "works, but is" if bad == [PeerState.SLOW] else "is"
         return f"P2P {works} {what} of {count} links: {'; '.join(parts)}."
@@ -267,8 +279,7 @@ def _answer(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
     text = f"P2P works on {works} {count} {links}"
     if PeerState.NONE in by_state:
         text += f"; the driver offers none for {_names(by_state[PeerState.NONE], peer_map)}"
-    if held := held_back(peer_map, every):
-        slow = {link for cause in held for link in cause.links}
+    if held:
         why = "; ".join(cause.text for cause in held)
         text = f"P2P works, but is slow on {len(slow)} of {count} links: {why}"
     # A simulated machine has no NCCL to ask, and no fault keeps NCCL from such links.
@@ -340,7 +351,7 @@ def _folded(peer_map: PeerMap) -> Part:
 
 
 def _by_rate(group: Sequence[PeerLink]) -> Iterator[list[PeerLink]]:
-    """Yield links that show the same, those apart that are slower by as much as decides elsewhere."""
+    """Yield links that show the same, those apart that are slower by as much as decides elsewhere, a GPU's together."""
     usual = {
         work: median(rates)
         for work in WAYS
@@ -352,13 +363,20 @@ def _by_rate(group: Sequence[PeerLink]) -> Iterator[list[PeerLink]]:
         return any((crossing.gbs or 0.0) * STAGED_FASTER < usual[crossing.work] for crossing in crossings)
 
     slower = [*filter(is_slower, group)]
-    yield from filter(None, (slower, [link for link in group if link not in slower]))
+    for gpu in sorted({end for link in slower for end in link.devices}):
+        every = [link for link in group if gpu in link.devices]
+        own = [link for link in slower if gpu in link.devices]
+        # The GPU is what slower links have in common only if all its links are slower.
+        if len(own) > _FEW and all(map(is_slower, every)):
+            yield own
+            slower = [link for link in slower if link not in own]
+    yield from filter(None, (slower, [link for link in group if not is_slower(link)]))
 
 
 def _rows(peer_map: PeerMap, groups: Sequence[Sequence[PeerLink]]) -> Part:
     rows = (
         (
-            amount(len(group), "link") if len(group) > _FEW else _names([link.devices for link in group], peer_map),
+            _row_name([link.devices for link in group], peer_map),
             *_told(group[0], peer_map),
             *(_cell([link.of(work) for link in group]) for work in WAYS),
             group[0].nccl.partition("/")[0] or "-",
@@ -368,6 +386,21 @@ def _rows(peer_map: PeerMap, groups: Sequence[Sequence[PeerLink]]) -> Part:
     ways = ("write", "read", "copy", "host")
     heads = ("sim link" if peer_map.fabric else "link", "label", "CUDA", "topo -p2p", *ways, "NCCL")
     return table(*heads, rows=rows, left={*heads} - {*ways})
+
+
+def _row_name(links: Sequence[Link], peer_map: PeerMap) -> str:
+    """Return few links by name; many by the GPU that all have in common, or as so many."""
+    if len(links) <= _FEW:
+        return _names(links, peer_map)
+    common = set[int](links[0]).intersection(*links)
+    if len(common) != 1:
+        return amount(len(links), "link")
+    ((at, gpu),) = ((position, peer_map.devices[position].tag) for position in common)
+    if len({link[0] for link in links}) == 1 or len({link[1] for link in links}) == 1:
+        every, way = len(peer_map.devices) - 1, "from" if links[0][0] == at else "to"
+    else:
+        every, way = sum(at in link.devices for link in peer_map.links), "of"
+    return f"{'all ' if len(links) == every else ''}{len(links)} {way} {gpu}"
 
 
 def _told(link: PeerLink, peer_map: PeerMap) -> tuple[str, str, str]:
@@ -406,7 +439,7 @@ def _names(links: Sequence[Link], peer_map: PeerMap) -> str:
 
 def _trouble(what: Failure | WrongData | None, peer_map: PeerMap) -> str:
     if isinstance(what, WrongData):
-        return wrong_data(what, peer_map.devices, peer_map.paths)
+        return wrong_data(what, peer_map.devices, peer_map.paths, causes=False)  # the map has its own
     return failure(what, peer_map.devices) if what else ""
 
 

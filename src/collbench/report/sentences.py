@@ -94,8 +94,8 @@ def _failed(failed: Failure, devices: Sequence[Device]) -> str:
     )
 
 
-def wrong_data(wrong: WrongData, devices: Sequence[Device], paths: Iterable[Path]) -> str:
-    """Return which data was wrong, where, and what to do."""
+def wrong_data(wrong: WrongData, devices: Sequence[Device], paths: Iterable[Path], *, causes: bool = True) -> str:
+    """Return which data was wrong, where, and what to do; with the usual causes, unless these are told elsewhere."""
     first, others = tags(wrong.members[:1], devices), tags(wrong.members[1:], devices)
     if not first:
         where = "location unknown"
@@ -114,17 +114,17 @@ def wrong_data(wrong: WrongData, devices: Sequence[Device], paths: Iterable[Path
     if wrong.expected is not None:
         found = "no finite number" if wrong.found is None else fixed(wrong.found, 6)
         values = f": expected {fixed(wrong.expected, 6)}, found {found}"
-    reported = f"{', '.join(details)}{values}. {_advice(wrong, devices, paths)}"
+    reported = f"{', '.join(details)}{values}. {_advice(wrong, devices, paths, causes=causes)}"
     return f"wrong data: {wrong.work} of {format_size(wrong.size_bytes)}, {where}: {reported}"
 
 
-def _advice(wrong: WrongData, devices: Sequence[Device], paths: Iterable[Path]) -> str:
+def _advice(wrong: WrongData, devices: Sequence[Device], paths: Iterable[Path], *, causes: bool) -> str:
     if devices and devices[0].is_core:
         return "Do not trust this machine; test its memory (memtest86+)"
     if wrong.work.variant is Variant.LOCAL:
         return "Do not train on this GPU"
     crossed = [path.label for path in paths if {*path.devices} <= {*wrong.members}]
-    if crossed and all(map(is_nvlink, crossed)):
+    if not causes or (crossed and all(map(is_nvlink, crossed))):
         return "Do not use this link for training"  # an IOMMU and ACS concern PCIe
     return "Do not use this link for training; IOMMU or ACS settings are the usual cause"
 
