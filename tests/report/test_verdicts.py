@@ -1,5 +1,6 @@
 import re
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,22 @@ def test_no_pair_of_a_busy_gpu_agrees(busy: tuple[int, ...]) -> None:
     assert f"agree     {others * (others - 1) // 2} of 28 pairs: " in page(run)
 
 
-@pytest.mark.parametrize(("node", "said"), [(None, True), (0, False)])
-def test_beside_a_verdict_a_gpu_that_copies_slowly_with_host_memory_is_said(node: int | None, said: bool) -> None:
+@pytest.mark.parametrize(
+    ("first", "links", "node", "said"),
+    [
+        ("GPU0-GPU1", [(0, 1), (1, 0)], None, True),
+        ("GPU0-GPU1", [(0, 1), (1, 0)], 0, False),
+        ("all links of GPU0", [link for link in permutations(range(4), 2) if 0 in link], None, True),
+    ],
+)
+def test_beside_a_verdict_a_gpu_that_copies_slowly_with_host_memory_is_said(
+    first: str, links: list[tuple[int, int]], node: int | None, said: bool
+) -> None:
     """The first line, which says it where all agrees, has the verdict. Where a verdict has it, it is said once."""
-    run = h200(lambda work, ends: 0.6 if (2 in ends if work in HOST else ends in ((0, 1), (1, 0))) else 1.0)
+    run = h200(lambda work, ends: 0.6 if (2 in ends if work in HOST else ends in links) else 1.0)
     run = replace(run, devices=tuple(replace(device, numa_node=node) for device in run.devices))
     printed = page(run)
-    assert printed.startswith("NV_DEGRADED GPU0-GPU1: ")
+    assert printed.startswith(f"NV_DEGRADED {first}: ")
     assert ("INTRA_LABEL_OUTLIER  GPU2" in printed) is not said
     assert ("\nopen      GPU2 copies with host memory at " in printed) is said
 

@@ -147,7 +147,7 @@ def _slow_with_host_memory(verdict: Verdict) -> frozenset[int]:
     alone = len(verdict.members) == 1 or verdict.by_other_processes or not verdict.links
     if verdict.severity is Severity.INFO or not (alone or verdict.reach):
         return frozenset()
-    return frozenset(verdict.members).union(verdict.cause.devices, *verdict.reach)
+    return frozenset(verdict.members).union(verdict.cause.devices)
 
 
 def _copies_alike(facts: Facts, rates: Mapping[str, Sequence[Reading]]) -> Iterator[list[Reading]]:
