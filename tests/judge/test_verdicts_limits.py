@@ -1,6 +1,7 @@
 """Copies against their path's limit: what a healthy machine does not show, and what each fault does."""
 
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -80,6 +81,14 @@ def test_nvlinks_that_are_no_faster_than_pcie_are_not_used() -> None:
     assert verdict.members == (0, 1)
     assert "no faster than PCIe" in what(verdict)
     assert verdict.cause.name == "nvlinks_down"
+
+
+@pytest.mark.parametrize(("unused", "asked"), [(BOTH, False), ([*permutations(range(4), 2)], True)])
+def test_the_fabric_manager_is_asked_for_only_where_no_gpu_uses_the_switches(
+    unused: list[tuple[int, int]], asked: bool
+) -> None:
+    verdict = the(h200(slow(unused, 38.4 / 393.8)), Kind.NV_NOT_USED)
+    assert ("fabricmanager" in verdict.fix, "fabric manager" in verdict.cause.text) == (asked, asked)
 
 
 @pytest.mark.parametrize(("gbs", "kind"), [(50.0, Kind.NV_NOT_USED), (200.0, Kind.NV_DEGRADED)])

@@ -22,7 +22,7 @@ def test_links_that_went_down_since_nvidia_smi_was_asked() -> None:
     verdict = the(saying(h200(), (0, 1), nvlinks=16), Kind.LINKCOUNT_MISMATCH)
     assert verdict.members == (0, 1)
     assert "topo -m reports NV18, NVML counts 16" in what(verdict)
-    assert verdict.fix == "nvidia-smi nvlink -s -i 0"
+    assert verdict.fix == "nvidia-smi nvlink -s -i 0,1"
 
 
 OF_GPU0 = [link for link in permutations(range(4), 2) if 0 in link]

@@ -268,9 +268,11 @@ def _below(facts: Facts, links: Mapping[Link, Reading], bounds: Mapping[Link, fl
 
 
 def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Verdict:
-    links_state = f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}"
-    fix = f"nvidia-smi topo -p2p r; {links_state}; systemctl status nvidia-fabricmanager"
-    down = "the NVLinks are down or not set up (on NVSwitch machines: the fabric manager is not running)"
+    fix = f"nvidia-smi topo -p2p r; nvidia-smi nvlink -s{on(facts.run, blame.members[:2])}"
+    down = "the NVLinks are down or not set up"
+    others = any(facts.over_nvlink(link) for link in links.keys() - blame.links)
+    if not others and all(map(facts.hardware.switched, blame.members)):
+        fix, down = f"{fix}; systemctl status nvidia-fabricmanager", f"{down}, or the fabric manager is not running"
     if any(facts.paths[frozenset(link)].cuda_peers is False for link in blame.links):
         refused = "CUDA refuses peer access, so copies pass through host memory"
         cause = Cause("peers_refused", refused, fix, seen=True)
@@ -299,7 +301,8 @@ def _lanes(facts: Facts, blame: Blame) -> Cause:
     if blame.cause is not None:
         return replace(blame.cause, fix=fix)
     if blame.gpu is not None:
-        own = f"{facts.run.devices[blame.gpu].tag} itself: its NVLinks or its switch ports are down or slow"
+        ports = " or its switch ports" if facts.hardware.switched(blame.gpu) else ""
+        own = f"{facts.run.devices[blame.gpu].tag} itself: its NVLinks{ports} are down or slow"
         return Cause(Part.GPU, own, fix, (blame.gpu,))
     wrong = "NVLinks are down, run at a lower rate, or replay packets (a cable, bridge or port)"
     return Cause("nvlinks_degraded", f"{blame.only or 'these paths'}: {wrong}", fix)

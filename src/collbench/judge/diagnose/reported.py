@@ -62,7 +62,7 @@ def _link_counts(facts: Facts) -> Iterator[Verdict]:
 
     def cause(members: tuple[int, ...]) -> Cause:
         text = "NVLinks are down at one end, or went down between the two queries (or the text is of another machine)"
-        return Cause("nvlinks_lost", text, f"nvidia-smi nvlink -s{on(facts.run, members[:1])}")
+        return Cause("nvlinks_lost", text, f"nvidia-smi nvlink -s{on(facts.run, members)}")
 
     for verdict in _merged(facts, Kind.LINKCOUNT_MISMATCH, cause, ask):
         yield _in_proportion(facts, verdict)
