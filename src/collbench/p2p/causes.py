@@ -170,6 +170,7 @@ def _cases(peer_map: PeerMap, facts: MachineFacts) -> Iterator[_Case]:
         if _distance(path.in_tree) in _ONE_CPU:
             first, second = sorted(path.devices)
             cpus[second] = min(cpus[second], first)
+    positions = {device.index: position for position, device in enumerate(peer_map.devices)}
     for link in peer_map.links:
         first, second = (peer_map.devices[position].index for position in link.devices)
         yield _Case(
@@ -182,7 +183,7 @@ def _cases(peer_map: PeerMap, facts: MachineFacts) -> Iterator[_Case]:
             offered=offered,
             nccl_fails=nccl_fails,
             carried=carried,
-            positions={device.index: position for position, device in enumerate(peer_map.devices)},
+            positions=positions,
             others=peer_map.links,
             labels=label_of,
             cpus=cpus,

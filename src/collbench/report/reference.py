@@ -26,7 +26,7 @@ from collbench.judge.tiers import kind_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import capabilities, device_sets, tags
 from collbench.model.units import amount, counted, figure, format_size, grouped, size_span, verb
-from collbench.report.frame import ALARM, alarm, header, not_judged, origin, sim
+from collbench.report.frame import alarm, header, not_judged, origin, sim
 from collbench.report.layout import Lines, Page, Part, both, prose, short, table, whole
 from collbench.runfile.codec import document, picked, plain
 
@@ -88,18 +88,12 @@ def conclusion(answers: Answers) -> str:
 
 def _why(answers: Answers, name: str) -> Iterator[Lines]:
     """Yield the run's worst contradiction, which may be why it is below, and the command that explains it."""
-    from collbench.judge.diagnose import Diagnosis, Kind, Severity  # late: only what is below needs verdicts
-    from collbench.report.verdicts import worst_of
+    from collbench.judge.diagnose import Diagnosis  # late: only what is below needs verdicts
+    from collbench.report.verdicts import explained_by_check, worst_contradiction
 
-    found = [
-        verdict
-        for verdict in Diagnosis(answers.run).verdicts
-        if verdict.severity is Severity.CONTRADICTION and verdict.kind is not Kind.IMPOSSIBLE
-    ]
-    if worst := worst_of(answers.run, found):
-        yield Lines(f"{worst}: 'collbench check {name}' explains it", style=ALARM)
-    else:
-        yield Lines(f"next      'collbench check {name}': what is slow, and why")
+    worst = worst_contradiction(Diagnosis(answers.run))
+    following = Lines(f"next      'collbench check {name}': what is slow, and why")
+    yield explained_by_check(worst, name) if worst else following
 
 
 def _left_out(answers: Answers) -> str:

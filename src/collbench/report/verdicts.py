@@ -274,13 +274,17 @@ def contradiction(diagnosis: Diagnosis) -> str:
     """
     if capabilities(diagnosis.run.backend).cores:
         return ""
-    verdicts = diagnosis.verdicts
+    return worst_contradiction(diagnosis) or _below(diagnosis)
+
+
+def worst_contradiction(diagnosis: Diagnosis) -> str:
+    """Return the worst verdict that is a contradiction, in one line, but for IMPOSSIBLE; "" if there is none."""
     found = [
         verdict
-        for verdict in verdicts
+        for verdict in diagnosis.verdicts
         if verdict.severity is Severity.CONTRADICTION and verdict.kind is not Kind.IMPOSSIBLE
     ]
-    return worst_of(diagnosis.run, found) or _below(diagnosis)
+    return worst_of(diagnosis.run, found)
 
 
 def status_of(diagnosis: Diagnosis) -> ExitStatus:
@@ -294,7 +298,12 @@ def status_of(diagnosis: Diagnosis) -> ExitStatus:
 def contradicted(diagnosis: Diagnosis, name: str) -> Iterator[Lines]:
     """Yield the worst contradiction in a run, and which command explains it; `name` is the run's in a command line."""
     if worst := contradiction(diagnosis):
-        yield Lines(f"{worst}: 'collbench check {name}' explains it", style=ALARM)
+        yield explained_by_check(worst, name)
+
+
+def explained_by_check(worst: str, name: str) -> Lines:
+    """Return the line of a contradiction with the command that explains it."""
+    return Lines(f"{worst}: 'collbench check {name}' explains it", style=ALARM)
 
 
 def p2p_line(diagnosis: Diagnosis) -> list[Lines]:
